@@ -1,0 +1,1 @@
+"""How an author knows that a part is right: a conformance suite for each seam."""
