@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -103,3 +104,8 @@ class Part(Generic[OptionsT_co]):
     def __init__(self, options: OptionsT_co, context: BuildContext) -> None:
         self.options = options
         self.context = context
+
+    @classmethod
+    def unfit(cls, options: Options, context: BuildContext) -> Sequence[str]:
+        """Reasons why these sizes cannot work, each with what to change; asked before any weight is loaded."""
+        return ()

@@ -1,0 +1,251 @@
+"""A recipe: which part fills each slot, with which options. Checked whole before any weight is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import psutil
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+from core.interfaces.plugin import BuildContext, Options, PluginInfo
+from core.registry import PartError, Registry
+from core.types import PartwiseError
+
+
+class RecipeError(PartwiseError):
+    """A recipe that cannot work; the message lists every reason found."""
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _choice(value: Any) -> Any:
+    """`scheduler: static` and `scheduler: {name: static, max_running: 4}` mean what they look like."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        rest = {key: item for key, item in value.items() if key not in ("name", "options")}
+        return {"name": value.get("name"), "options": {**value.get("options", {}), **rest}}
+    return value
+
+
+class PartChoice(_Config):
+    """One slot: the part's name and what the recipe sets of it."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+Slot = Annotated[PartChoice, BeforeValidator(_choice)]
+
+
+class AttentionSlots(_Config):
+    structure: Slot = PartChoice(name="native")
+    kernel: Slot = PartChoice(name="eager")
+
+
+class QuantizerSlots(_Config):
+    weights: Slot = PartChoice(name="none")
+    kv: Slot = PartChoice(name="none")
+
+
+class MemoryConfig(_Config):
+    """`kv_bytes`: bytes of all KV pools together, as a number, a size (`512MiB`, `2GB`), or a share (`25%`) of the
+    memory that is free when the engine starts."""
+
+    kv_bytes: int | str = "25%"
+
+    @field_validator("kv_bytes")
+    @classmethod
+    def _readable(cls, value: int | str) -> int | str:
+        parse_bytes(value, available=1 << 40)
+        return value
+
+
+class EngineConfig(_Config):
+    """`max_model_len`: the longest a sequence may become (None: what the model allows, at most 8,192); `max_waiting`:
+    requests that may wait before new ones are refused; `threads`: None takes the machine's cores."""
+
+    max_model_len: PositiveInt | None = None
+    max_waiting: PositiveInt = 1024
+    threads: PositiveInt | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    seed: int | None = None
+
+
+class ServerConfig(_Config):
+    """`api_key` guards every route but /health. `max_body`: bytes of one request."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: str | None = None
+    max_body: PositiveInt = 16 << 20
+    drain_seconds: float = Field(default=60.0, ge=0)
+
+
+class Recipe(_Config):
+    """The validated form of what Hydra composed."""
+
+    name: str = "unnamed"
+    model: dict[str, Any]
+    attention: AttentionSlots = AttentionSlots()
+    kv_allocator: Slot = PartChoice(name="contiguous")
+    scheduler: Slot = PartChoice(name="static")
+    quantizer: QuantizerSlots = QuantizerSlots()
+    prefix_cache: Slot = PartChoice(name="none")
+    drafter: Slot = PartChoice(name="none")
+    memory: MemoryConfig = MemoryConfig()
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+    observers: tuple[str, ...] = ()
+    plugin_path: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _absolute_path(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("plugin_path"):
+            return {**data, "plugin_path": os.path.abspath(os.path.expanduser(str(data["plugin_path"])))}
+        return data
+
+    def slots(self) -> Iterator[tuple[str, PartChoice]]:
+        """Every slot with the part in it. A prefix cache's eviction policy is a slot of its own."""
+        yield "attention.structure", self.attention.structure
+        yield "attention.kernel", self.attention.kernel
+        yield "kv_allocator", self.kv_allocator
+        yield "scheduler", self.scheduler
+        yield "quantizer.weights", self.quantizer.weights
+        yield "quantizer.kv", self.quantizer.kv
+        yield "prefix_cache", self.prefix_cache
+        yield "prefix_cache.eviction", self.eviction
+        yield "drafter", self.drafter
+
+    @property
+    def eviction(self) -> PartChoice:
+        return PartChoice.model_validate(_choice(self.prefix_cache.options.get("eviction", "lru")))
+
+    def registry(self) -> Registry:
+        return Registry(self.plugin_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A slot resolved: the part's card and its options."""
+
+    seam: str
+    info: PluginInfo
+    options: Options
+    distribution: str
+    version: str
+
+
+def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
+    """Every slot's card and options. RecipeError lists all that cannot be found, loaded or set, at once."""
+    chosen: dict[str, Chosen] = {}
+    problems: list[str] = []
+    for seam, choice in recipe.slots():
+        given = {key: value for key, value in choice.options.items() if (seam, key) != ("prefix_cache", "eviction")}
+        try:
+            info = registry.info(seam, choice.name)
+            found = registry.find(seam, choice.name)
+            options = registry.options(seam, choice.name, given)
+            chosen[seam] = Chosen(seam, info, options, found.distribution, found.version)
+        except PartError as error:
+            problems.append(str(error))
+    if problems:
+        raise RecipeError(_listed(f"recipe {recipe.name} cannot be built", problems))
+    return chosen
+
+
+def incompatibilities(
+    chosen: Mapping[str, Chosen],
+    registry: Registry,
+    context: BuildContext,
+    needs: Iterable[str] = (),
+    gives: Iterable[str] = (),
+) -> list[str]:
+    """All reasons why these parts cannot work together or with a model that `needs` and `gives` capabilities."""
+    given = {f"{part.seam}:{part.info.name}" for part in chosen.values()}.union(
+        gives, *(part.info.provides for part in chosen.values())
+    )
+    reasons = []
+    for part in chosen.values():
+        label = f"{part.seam}={part.info.name}"
+        missing = [need for need in sorted(part.info.requires) if not _met(need, given)]
+        reasons += [f"{label} needs {need}, which nothing gives; {_offers(need, registry)}" for need in missing]
+        clashes = [clash for clash in sorted(part.info.conflicts) if _met(clash, given - part.info.provides)]
+        reasons += [f"{label} does not work with {clash}; change one of them" for clash in clashes]
+        reasons += [f"{label}: {text}" for text in _unfit(part, registry, context)]
+    reasons += [
+        f"the model needs {need}, which nothing gives; {_offers(need, registry)}"
+        for need in sorted(needs)
+        if not _met(need, given)
+    ]
+    return reasons
+
+
+def check(reasons: list[str], recipe: Recipe) -> None:
+    """RecipeError with all reasons, if there are any."""
+    if reasons:
+        raise RecipeError(_listed(f"recipe {recipe.name} cannot work", reasons))
+
+
+def parse_bytes(value: int | str, available: int) -> int:
+    """Bytes from a number, a size or a share of `available` bytes. ValueError says what is readable."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        number, unit = float(value), "B"
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*", str(value))
+        if not match:
+            raise ValueError(f"cannot read {value!r} as a size; write 512MiB, 2GB or 25%")
+        number, unit = float(match[1]), match[2] or "B"
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise ValueError(f"a share must be above 0% and at most 100%, not {value}")
+        return int(available * number / 100)
+    scale = {"b": 1} | {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
+    scale |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
+    if unit.lower() not in scale:
+        raise ValueError(f"unknown unit {unit!r} in {value!r}; write B, kB, MB, GB, KiB, MiB, GiB or %")
+    size = int(number * scale[unit.lower()])
+    if size < 1:
+        raise ValueError(f"a size must be above 0, not {value!r}")
+    return size
+
+
+def kv_bytes(recipe: Recipe) -> int:
+    return parse_bytes(recipe.memory.kv_bytes, psutil.virtual_memory().available)
+
+
+
+
+def _met(need: str, given: set[str]) -> bool:
+    return any(
+        option in given or f"{option.split(':')[0]}:*" in given for option in need.split("|")
+    )
+
+
+def _offers(need: str, registry: Registry) -> str:
+    offers = []
+    for part in registry.all:
+        if part.problem:
+            continue
+        try:
+            provides = registry.info(part.seam, part.name).provides
+        except PartError:
+            continue
+        if _met(need, {*provides, f"{part.seam}:{part.name}"}):
+            offers.append(f"{part.seam}={part.name}")
+    return f"try {' or '.join(sorted(set(offers)))}" if offers else "no installed part gives it"
+
+
+def _unfit(part: Chosen, registry: Registry, context: BuildContext) -> list[str]:
+    return list(registry.load(part.seam, part.info.name).unfit(part.options, context))
+
+
+def _listed(head: str, items: list[str]) -> str:
+    return f"{head}: {items[0]}" if len(items) == 1 else f"{head}:\n" + "\n".join(f"  - {item}" for item in items)
