@@ -1,0 +1,1 @@
+"""The ablation lab: loads, measurements, designs and their statistics. Knows no part by name."""

@@ -1,0 +1,38 @@
+"""The lab's errors: one clear sentence for a person, and the exit code the command ends with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LabError(Exception):
+    """What was wrong, where, and what to do, in one sentence; `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class UsageError(LabError):
+    """The command line, a trace or a recipe is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class TargetError(LabError):
+    """The engine under test did not start, answered errors, or went away."""
+
+    exit_code = 3
+
+
+class BudgetError(LabError):
+    """The budget ran out before one block of arms was complete."""
+
+    exit_code = 4
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a misspelt name: says the nearest one, and all that exist."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"unknown {what} {name!r}: {hint}There are: {', '.join(names)}.")
