@@ -1,0 +1,112 @@
+"""Weights in 8 bits, multiplied as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from core.interfaces.model import StoredWeight
+from core.interfaces.quantizer import Embedding, Linear, WeightQuantizer
+
+PLANE = 64
+"""Activations are whole numbers of at most PLANE * (PLANE - 1), split into two 7-bit planes. Seven bits, and the
+weights as the left factor, keep processors without dot-product instructions from saturating: they add two products of
+an unsigned byte (weight + 128) and a signed one in 16 bits, and 2 * 255 * 64 fits."""
+ROWS_AT_ONCE = 8192
+"""Rows quantized at a time, to bound what is held in floating point meanwhile."""
+
+
+class Int8Linear:
+    """y = s_w * (W @ round(x / s_x)) * s_x with W int8 [out, in], a scale for each output channel and one for each
+    token. The sums are exact integers, so a row's result depends on nothing but the row."""
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.scales = scales
+        self.bias = bias
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        n_rows = x.shape[0]
+        planes, scale = split(x.float())
+        sums = torch._int_mm(self.weight, planes.t()).float()
+        whole = torch.add(sums[:, n_rows:], sums[:, :n_rows], alpha=PLANE)
+        out = whole.mul_(self.scales[:, None]).t().contiguous().mul_(scale)
+        return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
+
+
+class Int8Embedding:
+    """Rows of a token table int8 [vocab, hidden] with a scale each."""
+
+    def __init__(self, table: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+        self.table = table
+        self.scales = scales
+        self.dtype = dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes + self.scales.nbytes
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return (self.table[tokens].float() * self.scales[tokens, None]).to(self.dtype)
+
+
+class Int8Weights(WeightQuantizer):
+    """Symmetric, by output channel: s = max|w| / 127, so each weight is off by at most s / 2.
+
+    The per-channel and per-token scheme is that of LLM.int8() (Dettmers et al., 2022) without its outlier columns; two
+    activation planes take their place. A tied head shares the token table.
+    """
+
+    def linear(self, name: str, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        width = {weight.shape[-1] for weight in weights}
+        if len(width) > 1 or any(len(weight.shape) != 2 for weight in weights):
+            shapes = ", ".join(str(tuple(weight.shape)) for weight in weights)
+            raise ValueError(f"{name}: int8 weights must be matrices of one width, not {shapes}; use quantizer none")
+        quantized = [quantize(weight.dense()) for weight in weights]
+        table = torch.cat([rows for rows, _ in quantized]) if len(quantized) > 1 else quantized[0][0]
+        scales = torch.cat([scale for _, scale in quantized])
+        return Int8Linear(table, scales, None if bias is None else bias.float())
+
+    def embedding(self, name: str, weight: StoredWeight, dtype: torch.dtype) -> Embedding:
+        return Int8Embedding(*quantize(weight.dense()), dtype)
+
+    def tied_head(self, name: str, embedding: Embedding, dtype: torch.dtype) -> Linear | None:
+        if not isinstance(embedding, Int8Embedding):
+            return None
+        return Int8Linear(embedding.table, embedding.scales, None)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix [out, in] as int8 of the same shape and float32 scales [out]. ValueError: it holds no finite number."""
+    table = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(weight.shape[0], device=weight.device)
+    for begin in range(0, weight.shape[0], ROWS_AT_ONCE):
+        rows = weight[begin : begin + ROWS_AT_ONCE].float()
+        scale = rows.abs().amax(dim=1) / 127
+        if not bool(torch.isfinite(scale).all()):
+            raise ValueError("a weight is NaN or infinite; the checkpoint is damaged")
+        scales[begin : begin + ROWS_AT_ONCE] = scale
+        table[begin : begin + ROWS_AT_ONCE] = torch.round(rows / _nonzero(scale)[:, None]).to(torch.int8)
+    return table, scales
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows x [T, in] as planes int8 [2T, in], the high ones first, and scales [T, 1]: x = s * (PLANE * high + low)."""
+    scale = x.abs().amax(dim=1, keepdim=True) / (PLANE * (PLANE - 1))
+    whole = torch.round(x / _nonzero(scale))
+    high = torch.round(whole / PLANE)
+    return torch.cat((high, whole - PLANE * high)).to(torch.int8), scale
+
+
+def _nonzero(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
