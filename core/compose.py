@@ -81,8 +81,9 @@ def to_recipe(data: Mapping[str, Any] | DictConfig, name: str) -> Recipe:
     try:
         return Recipe.model_validate({**data, "name": name})
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']} (given: {item['input']!r})"
-                    for item in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']} (given: {item['input']!r})" for item in error.errors()
+        ]
         raise RecipeError("; ".join(problems)) from None
 
 

@@ -58,7 +58,7 @@ class MemoryConfig(_Config):
     """`kv_bytes`: bytes of all KV pools together, as a number, a size (`512MiB`, `2GB`), or a share (`25%`) of the
     memory that is free when the engine starts."""
 
-    kv_bytes: int | str = "25%"
+    kv_bytes: int | str = "1GiB"
 
     @field_validator("kv_bytes")
     @classmethod
@@ -221,12 +221,8 @@ def kv_bytes(recipe: Recipe) -> int:
     return parse_bytes(recipe.memory.kv_bytes, psutil.virtual_memory().available)
 
 
-
-
 def _met(need: str, given: set[str]) -> bool:
-    return any(
-        option in given or f"{option.split(':')[0]}:*" in given for option in need.split("|")
-    )
+    return any(option in given or f"{option.split(':')[0]}:*" in given for option in need.split("|"))
 
 
 def _offers(need: str, registry: Registry) -> str:

@@ -1,0 +1,28 @@
+"""Where the time of a step goes, by seam."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Seconds spent in each seam since the start. Spans may nest; an inner one's time is not the outer one's."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner: list[float] = []
+
+    @contextmanager
+    def span(self, seam: str) -> Iterator[None]:
+        self._inner.append(0.0)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - started
+            self.seconds[seam] += elapsed - self._inner.pop()
+            if self._inner:
+                self._inner[-1] += elapsed

@@ -1,0 +1,494 @@
+"""The glue between scheduler, prefix cache and allocators: what a sequence holds, and how room is made for it.
+
+A page is in one of three states: free, held by sequences, or cached (only the prefix cache holds it). References are
+counted here beside the allocators, so that a faulty part is found at the call that went wrong.
+
+    a sequence's table in a full group          in a window group
+    [cached prefix | own pages ........ ]       [passed and freed | last window | own pages]
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from core.clock import Clock
+from core.interfaces.kv_allocator import KVAllocator
+from core.interfaces.prefix_cache import PrefixCache
+from core.kv import Pool, window_pages
+from core.sequence import PageTable, Sequence
+from core.types import InvalidRequest, KVStats, Match, PartFault
+
+
+class Pages:
+    """One KV group's pages: the allocator, watched."""
+
+    def __init__(self, allocator: KVAllocator, pool: Pool, label: str, clock: Clock) -> None:
+        self.allocator = allocator
+        self.pool = pool
+        self.window = pool.group.window
+        self.page_size = pool.page_size
+        self._label = label
+        self._clock = clock
+        self.references = [0] * pool.n_pages
+        self.n_held = 0
+
+    @property
+    def n_pages(self) -> int:
+        return self.pool.n_pages
+
+    def allocate(self, n_tokens: int, upper_bound: int) -> list[int] | None:
+        with self._clock.span("kv_allocator"):
+            pages = self.allocator.allocate(n_tokens, upper_bound=upper_bound)
+        return self._taken(pages, n_tokens, 0)
+
+    def extend(self, pages: list[int], n_tokens: int) -> list[int] | None:
+        with self._clock.span("kv_allocator"):
+            more = self.allocator.extend(tuple(pages), n_tokens)
+        return self._taken(more, n_tokens, len(pages))
+
+    def share(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        with self._clock.span("kv_allocator"):
+            self.allocator.share(pages)
+        for page in pages:
+            self.references[page] += 1
+
+    def free(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        with self._clock.span("kv_allocator"):
+            self.allocator.free(pages)
+        for page in pages:
+            self.references[page] -= 1
+            self.n_held -= not self.references[page]
+
+    def _taken(self, pages: list[int] | None, n_tokens: int, had: int) -> list[int] | None:
+        if pages is None:
+            return None
+        if (had + len(pages)) * self.page_size < n_tokens:
+            raise PartFault(f"{self._label} gave {had + len(pages)} pages where {n_tokens} tokens need more")
+        for page in pages:
+            if not 0 <= page < self.n_pages or self.references[page]:
+                raise PartFault(f"{self._label} handed out page {page}, which is held already or not of the pool")
+            self.references[page] = 1
+        self.n_held += len(pages)
+        return pages
+
+
+@dataclass(slots=True)
+class CachedPage:
+    """What the prefix cache keeps with one page of the first group: the same tokens' pages in the other groups, and a
+    digest of salt and tokens up to its end, so that a page is never served for other tokens than its own."""
+
+    digest: int
+    others: list[int | None]
+
+
+class Memory:
+    """Admits, reserves and frees. Implements core.types.Memory for schedulers, through the engine."""
+
+    def __init__(
+        self,
+        groups: list[Pages],
+        cache: PrefixCache,
+        *,
+        cache_label: str,
+        step_tokens: int,
+        decode_tokens: int,
+        clock: Clock,
+        on_evicted: Callable[[int], None],
+    ) -> None:
+        self.groups = groups
+        self.cache = cache
+        self.page_size = groups[0].page_size
+        self.cached: dict[int, CachedPage] = {}
+        self.forks: dict[str, Sequence] = {}
+        self.evicted_pages = 0
+        self._cache_label = cache_label
+        self._step_tokens = step_tokens
+        self._decode_tokens = decode_tokens
+        self._clock = clock
+        self._on_evicted = on_evicted
+        self._window_pages: OrderedDict[int, None] = OrderedDict()
+
+    # --- the verbs ------------------------------------------------------------------------------------------------
+
+    def check_fits(self, n_tokens: int) -> None:
+        """InvalidRequest with both numbers if a sequence of `n_tokens` could never be held."""
+        for pages in self.groups:
+            need = -(-self._bound(pages, n_tokens) // self.page_size)
+            if need > pages.n_pages:
+                raise InvalidRequest(
+                    f"this request may need {n_tokens} tokens of KV memory, {need} pages of {self.page_size}; "
+                    f"the pool has {pages.n_pages} pages, {pages.n_pages * self.page_size} tokens; "
+                    "ask for fewer tokens, or give memory.kv_bytes more",
+                    "max_tokens",
+                )
+
+    def admit(self, seq: Sequence) -> bool:
+        """Match the prefix and hold pages for all tokens, or as many as a window group may hold. False: no room."""
+        if seq.id not in self.forks:
+            self._take_prefix(seq)
+        if all(self._admit_group(seq, index) for index in range(len(self.groups))):
+            self.forks.pop(seq.id, None)
+            seq.cached_tokens = seq.num_computed if seq.cached_tokens is None else seq.cached_tokens
+            return True
+        if seq.id not in self.forks:
+            self.release(seq)
+        return False
+
+    def reserve(self, seq: Sequence, n_tokens: int) -> bool:
+        """Hold private pages for the next `n_tokens`. False: no room; what was held stays."""
+        return all(
+            self._own_last_page(seq, index) and self._reach(seq, index, seq.num_computed + n_tokens)
+            for index in range(len(self.groups))
+        )
+
+    def holds(self, seq: Sequence, n_tokens: int) -> bool:
+        """Whether pages for its first `n_tokens` are in its tables."""
+        return all(len(table) * self.page_size + table.start >= n_tokens for table in seq.tables)
+
+    def release(self, seq: Sequence) -> None:
+        """Free all that a sequence holds; it starts over."""
+        self._unlock(seq)
+        for pages, table in zip(self.groups, seq.tables, strict=True):
+            pages.free(table.pages)
+            table.pages, table.start = (), 0
+        self.forks.pop(seq.id, None)
+        seq.num_computed = 0
+
+    def remember(self, seq: Sequence) -> None:
+        """Offer a sequence's whole computed pages to the prefix cache."""
+        table = seq.tables[0]
+        n_full = min(seq.num_computed // self.page_size, len(table))
+        if table.start or not n_full:
+            return
+        salt, tokens = seq.request.cache_salt, seq.tokens[: n_full * self.page_size]
+        with self._clock.span("prefix_cache"):
+            insertion = self.cache.insert(tokens, table.pages[:n_full], salt)
+        self._adopt(seq, insertion.adopted, n_full)
+        self._use_cached_twins(seq, self._checked(insertion.match, tokens, salt))
+        self._lock(seq, insertion.match)
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence that admission would find computed."""
+        if seq.id in self.forks:
+            return seq.num_computed
+        return self._usable(self._match(seq), self._most_pages(seq)) * self.page_size
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a waiting choice share all that `parent` computed of their common prompt."""
+        n_tokens = min(parent.num_computed, child.num_prompt_tokens - 1)
+        if n_tokens < 1:
+            return
+        starts = [self._first_needed(pages, n_tokens) for pages in self.groups]
+        if any(table.start > start for table, start in zip(parent.tables, starts, strict=True)):
+            return
+        last = -(-n_tokens // self.page_size)
+        for pages, source, table, start in zip(self.groups, parent.tables, child.tables, starts, strict=True):
+            shift = source.start // self.page_size
+            table.pages = source.pages[start // self.page_size - shift : last - shift]
+            table.start = start
+            pages.share(table.pages)
+        child.num_computed = n_tokens
+        self.forks[child.id] = child
+
+    def flush(self) -> None:
+        """Empty the prefix cache of all that no running sequence has locked."""
+        self._evict(self.cache.n_pages)
+
+    # --- accounting -----------------------------------------------------------------------------------------------
+
+    def stats(self, sequences: Iterable[Sequence]) -> dict[str, dict[str, int]]:
+        """Pages and bytes by group. `used` counts written tokens once, however many share their page."""
+        sequences = list(sequences)
+        return {
+            pages.pool.group.name: self._group_stats(index, pages, sequences) for index, pages in enumerate(self.groups)
+        }
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Rule of conservation: every reference is a sequence's or the cache's, and the rest is free. PartFault."""
+        held = [[0] * pages.n_pages for pages in self.groups]
+        for seq in sequences:
+            for counts, table in zip(held, seq.tables, strict=True):
+                for page in table.pages:
+                    counts[page] += 1
+        for page, entry in self.cached.items():
+            held[0][page] += 1
+            for counts, other in zip(held[1:], entry.others, strict=True):
+                if other is not None:
+                    counts[other] += 1
+        for pages, counts in zip(self.groups, held, strict=True):
+            name = pages.pool.group.name
+            if counts != pages.references:
+                wrong = next(i for i, (a, b) in enumerate(zip(counts, pages.references, strict=True)) if a != b)
+                raise PartFault(
+                    f"group {name}: page {wrong} has {pages.references[wrong]} references, but {counts[wrong]} holders"
+                )
+            n_free = pages.allocator.n_free
+            if n_free + pages.n_held != pages.n_pages:
+                raise PartFault(f"group {name}: {n_free} free and {pages.n_held} held pages of {pages.n_pages}")
+        if self.cache.n_pages != len(self.cached):
+            raise PartFault(f"{self._cache_label} says it keeps {self.cache.n_pages} pages of {len(self.cached)}")
+
+    def _group_stats(self, index: int, pages: Pages, sequences: list[Sequence]) -> dict[str, int]:
+        filled: dict[int, int] = {}
+        for seq in sequences:
+            table = seq.tables[index]
+            for position, page in enumerate(table.pages):
+                tokens = min(self.page_size, seq.num_computed - table.start - position * self.page_size)
+                filled[page] = max(filled.get(page, 0), tokens)
+        in_cache = (
+            self.cached
+            if index == 0
+            else [entry.others[index - 1] for entry in self.cached.values() if entry.others[index - 1] is not None]
+        )
+        n_cached = sum(page not in filled for page in in_cache)
+        used_tokens = sum(tokens for tokens in filled.values() if tokens > 0) + n_cached * self.page_size
+        stats: KVStats = pages.allocator.stats(used_tokens)
+        return {
+            "pages": pages.n_pages,
+            "free": pages.allocator.n_free,
+            "held": pages.n_held - n_cached,
+            "cached": n_cached,
+            "total_bytes": stats.total,
+            "used_bytes": stats.used,
+            "reserved_bytes": stats.reserved,
+            "internal_waste_bytes": stats.internal_waste,
+            "external_waste_bytes": stats.external_waste,
+        }
+
+    # --- admission ------------------------------------------------------------------------------------------------
+
+    def _take_prefix(self, seq: Sequence) -> None:
+        match = self._match(seq)
+        n_pages = self._usable(match, self._most_pages(seq))
+        if not n_pages:
+            return
+        self._lock(seq, match)
+        seq.num_computed = n_pages * self.page_size
+        for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
+            table.start = self._first_needed(pages, seq.num_computed)
+            used = match.pages[table.start // self.page_size : n_pages]
+            table.pages = [self._twin(page, index) for page in used]
+            pages.share(table.pages)
+
+    def _match(self, seq: Sequence) -> Match:
+        if seq.request.params.prompt_logprobs is not None or self._most_pages(seq) < 1:
+            return Match(())
+        salt = seq.request.cache_salt
+        with self._clock.span("prefix_cache"):
+            match = self.cache.match(seq.tokens, salt)
+        self._checked(match, seq.tokens, salt)
+        for page in match.pages:
+            self._touch_window(page)
+        return match
+
+    def _most_pages(self, seq: Sequence) -> int:
+        """At least one token is always computed: its logits are needed."""
+        return (seq.num_tokens - 1) // self.page_size
+
+    def _usable(self, match: Match, most: int) -> int:
+        """The longest prefix of a match, in pages, whose tokens every group can still read."""
+        n_pages = min(len(match.pages), most)
+        while n_pages and not all(self._covered(match, n_pages, index) for index in range(1, len(self.groups))):
+            n_pages -= 1
+        return n_pages
+
+    def _covered(self, match: Match, n_pages: int, index: int) -> bool:
+        first = self._first_needed(self.groups[index], n_pages * self.page_size) // self.page_size
+        return all(self.cached[page].others[index - 1] is not None for page in match.pages[first:n_pages])
+
+    def _twin(self, page: int, index: int) -> int:
+        twin = page if index == 0 else self.cached[page].others[index - 1]
+        assert twin is not None
+        return twin
+
+    def _admit_group(self, seq: Sequence, index: int) -> bool:
+        pages, table = self.groups[index], seq.tables[index]
+        target = seq.num_tokens
+        if pages.window is not None:
+            target = min(target, seq.num_computed + self._step_tokens)
+        have = len(table) * self.page_size
+        need = target - table.start - have
+        if need <= 0:
+            return True
+        bound = max(need, self._bound(pages, seq.max_total) - have)
+        more = self._with_room(pages, need, lambda: pages.allocate(need, bound))
+        if more is None:
+            return False
+        table.append(more)
+        return True
+
+    def _bound(self, pages: Pages, n_tokens: int) -> int:
+        if pages.window is None:
+            return n_tokens
+        return min(n_tokens, window_pages(pages.window, self._step_tokens, self.page_size) * self.page_size)
+
+    # --- growth ---------------------------------------------------------------------------------------------------
+
+    def _own_last_page(self, seq: Sequence, index: int) -> bool:
+        """Copy the page that the next token goes to if another holds it as well."""
+        pages, table = self.groups[index], seq.tables[index]
+        position = (seq.num_computed - table.start) // self.page_size
+        if position >= len(table) or pages.references[table.pages[position]] == 1:
+            return True
+        copy = self._with_room(pages, self.page_size, lambda: pages.allocate(self.page_size, self.page_size))
+        if copy is None:
+            return False
+        shared = table.pages[position]
+        pages.pool.copy(shared, copy[0])
+        table.replace(position, copy[0])
+        pages.free([shared, *copy[1:]])
+        return True
+
+    def _reach(self, seq: Sequence, index: int, n_tokens: int) -> bool:
+        pages, table = self.groups[index], seq.tables[index]
+        if pages.window is not None:
+            self._slide(pages, table, seq.num_computed, n_tokens)
+        need = n_tokens - table.start
+        if need <= len(table) * self.page_size:
+            return True
+        more = self._with_room(pages, need - len(table) * self.page_size, lambda: pages.extend(table.pages, need))
+        if more is None:
+            return False
+        table.append(more)
+        return True
+
+    def _slide(self, pages: Pages, table: PageTable, num_computed: int, n_tokens: int) -> None:
+        """Let go of pages behind the window; pages that are this sequence's alone are used again at the front."""
+        start = self._first_needed(pages, num_computed)
+        passed = min((start - table.start) // self.page_size, len(table))
+        if not passed:
+            return
+        behind, ahead = table.pages[:passed], table.pages[passed:]
+        table.start = start
+        own = [page for page in behind if pages.references[page] == 1]
+        assert pages.window is not None
+        step = max(self._decode_tokens, n_tokens - num_computed)
+        spare = max(0, window_pages(pages.window, step, self.page_size) - len(ahead))
+        table.pages = [*ahead, *own[:spare]]
+        pages.free([page for page in behind if pages.references[page] > 1] + own[spare:])
+
+    def _first_needed(self, pages: Pages, num_computed: int) -> int:
+        if pages.window is None:
+            return 0
+        return max(0, num_computed - pages.window + 1) // self.page_size * self.page_size
+
+    # --- making room ----------------------------------------------------------------------------------------------
+
+    def _with_room(self, pages: Pages, n_tokens: int, allocate: Callable[[], list[int] | None]) -> list[int] | None:
+        """Allocate, giving up cached pages, then the shared pages of waiting forks, until there is room."""
+        while True:
+            more = allocate()
+            if more is not None:
+                return more
+            missing = max(1, -(-n_tokens // self.page_size) - pages.allocator.n_free)
+            if not (self._strip_window(pages, missing) or self._evict(missing) or self._drop_fork()):
+                return None
+
+    def _evict(self, n_pages: int) -> int:
+        if not self.cache.n_pages:
+            return 0
+        with self._clock.span("prefix_cache"):
+            gone = self.cache.evict(n_pages)
+        for page in gone:
+            entry = self.cached.pop(page, None)
+            if entry is None:
+                raise PartFault(f"{self._cache_label} evicted page {page}, which it did not keep")
+            self._window_pages.pop(page, None)
+            self.groups[0].free([page])
+            for pages, other in zip(self.groups[1:], entry.others, strict=True):
+                pages.free([other] if other is not None else [])
+        if gone:
+            self.evicted_pages += len(gone)
+            self._on_evicted(len(gone))
+        return len(gone)
+
+    def _strip_window(self, pages: Pages, n_pages: int) -> int:
+        """Drop a window group's pages from the least recently used cached prefixes; a match then ends before them."""
+        index = self.groups.index(pages)
+        if index == 0 or pages.window is None:
+            return 0
+        stripped = 0
+        for page in list(self._window_pages):
+            other = self.cached[page].others[index - 1]
+            if other is not None and pages.references[other] == 1:
+                pages.free([other])
+                self.cached[page].others[index - 1] = None
+                stripped += 1
+                if stripped == n_pages:
+                    break
+        return stripped
+
+    def _drop_fork(self) -> int:
+        for seq in list(self.forks.values()):
+            self.release(seq)
+            return 1
+        return 0
+
+    def _touch_window(self, page: int) -> None:
+        if page in self._window_pages:
+            self._window_pages.move_to_end(page)
+
+    # --- the prefix cache's books ---------------------------------------------------------------------------------
+
+    def _adopt(self, seq: Sequence, adopted: Iterable[int], n_full: int) -> None:
+        places = {page: position for position, page in enumerate(seq.tables[0].pages[:n_full])}
+        digests = list(self._digests(seq.tokens, n_full, seq.request.cache_salt))
+        for page in adopted:
+            if page not in places or page in self.cached:
+                raise PartFault(f"{self._cache_label} adopted page {page}, which was not offered or is cached already")
+            position = places[page]
+            others = [self._page_at(table, position) for table in seq.tables[1:]]
+            self.groups[0].share([page])
+            for pages, other in zip(self.groups[1:], others, strict=True):
+                pages.share([other] if other is not None else [])
+            self.cached[page] = CachedPage(digests[position], others)
+            if others:
+                self._window_pages[page] = None
+
+    def _page_at(self, table: PageTable, position: int) -> int | None:
+        place = position - table.start // self.page_size
+        return table.pages[place] if 0 <= place < len(table) else None
+
+    def _use_cached_twins(self, seq: Sequence, match: Match) -> None:
+        """Where the cache had a page of the same tokens already, hold that one and free our own."""
+        table = seq.tables[0]
+        for position, page in enumerate(match.pages[: len(table)]):
+            own = table.pages[position]
+            if own != page:
+                self.groups[0].share([page])
+                self.groups[0].free([own])
+                table.replace(position, page)
+
+    def _checked(self, match: Match, tokens: list[int], salt: str) -> Match:
+        """PartFault unless every page of the match is cached for these very tokens under this salt."""
+        for page, digest in zip(match.pages, self._digests(tokens, len(match.pages), salt), strict=True):
+            entry = self.cached.get(page)
+            if entry is None or entry.digest != digest:
+                raise PartFault(f"{self._cache_label} matched page {page} to tokens or a salt that are not its own")
+        return match
+
+    def _digests(self, tokens: list[int], n_pages: int, salt: str) -> Iterator[int]:
+        digest = hash(salt)
+        for start in range(0, n_pages * self.page_size, self.page_size):
+            digest = hash((digest, *tokens[start : start + self.page_size]))
+            yield digest
+
+    def _lock(self, seq: Sequence, match: Match) -> None:
+        """Keep a match from eviction while the sequence runs. A model of windows only holds what it reads by
+        references alone, or a lock would keep pages behind the window."""
+        if self.groups[0].window is not None:
+            return
+        with self._clock.span("prefix_cache"):
+            self.cache.lock(match)
+        self._unlock(seq)
+        seq.match = match
+
+    def _unlock(self, seq: Sequence) -> None:
+        if seq.match is not None:
+            with self._clock.span("prefix_cache"):
+                self.cache.unlock(seq.match)
+            seq.match = None
