@@ -139,10 +139,11 @@ class Engine:
         if choices[1:]:
             self._unforked[request.id] = choices[1:]
 
-    def abort(self, id: str) -> None:
-        """End a request and free its pages now. Unknown or ended ids do nothing."""
+    def abort(self, id: str, index: int | None = None) -> None:
+        """End a request, or only its choice `index`, and free the pages now. Unknown or ended ones do nothing."""
         for seq in list(self._groups.get(id, ())):
-            self._finish(seq, "abort")
+            if index is None or seq.index == index:
+                self._finish(seq, "abort")
 
     @property
     def has_work(self) -> bool:

@@ -1,0 +1,200 @@
+"""The API process's side of the engine: requests in, events out, and whether the engine still lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from core.serve.launch import EngineProcess
+from core.serve.wire import (
+    HEADER_BYTES,
+    Abort,
+    Accepted,
+    Add,
+    AskStats,
+    Command,
+    Failed,
+    Ready,
+    Refused,
+    Reply,
+    Shutdown,
+    Start,
+    Stats,
+    Stepped,
+    body_length,
+    frame,
+    replies,
+)
+from core.types import Event, InvalidRequest, PartwiseError, QueueFull, Request
+
+State = Literal["starting", "ready", "hung", "dead"]
+Inbox = asyncio.Queue["Event | EngineDown"]
+
+_WATCH_SECONDS: Final = 0.2
+_CLOSE_SECONDS: Final = 5.0
+
+
+class EngineDown(PartwiseError):
+    """The engine is not there: starting, hung or dead."""
+
+
+class RequestFault(PartwiseError):
+    """The engine failed at this request only."""
+
+
+class EngineClient:
+    """Talks to one engine process. A step that lasts longer than `hang_seconds` counts as hung; it may recover."""
+
+    def __init__(self, engine: EngineProcess, hang_seconds: float) -> None:
+        self.state: State = "starting"
+        self.trouble = "the engine is starting"
+        self.info: Mapping[str, Any] = {}
+        self.last_stats: Mapping[str, Any] = {}
+        self._engine = engine
+        self._hang_seconds = hang_seconds
+        self._heard = time.monotonic()
+        self._answers: dict[str, asyncio.Future[None]] = {}
+        self._inboxes: dict[str, Inbox] = {}
+        self._stats_waiters: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Build the engine; what it says of itself. EngineDown: it cannot start, and why."""
+        self._engine.sock.setblocking(False)
+        self._reader, self._writer = await asyncio.open_connection(sock=self._engine.sock)
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        self._send(Start(dict(recipe)))
+        await self._started
+        return self.info
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._inboxes)
+
+    async def add(self, request: Request, inbox: Inbox) -> None:
+        """Hand a request over; its events go to `inbox`. Raises InvalidRequest, QueueFull, RequestFault, EngineDown."""
+        if self.state != "ready":
+            raise EngineDown(self.trouble)
+        answer = self._answers[request.id] = asyncio.get_running_loop().create_future()
+        self._inboxes[request.id] = inbox
+        try:
+            self._send(Add(request))
+            await answer
+        except BaseException as error:
+            self._inboxes.pop(request.id, None)
+            if isinstance(error, asyncio.CancelledError):
+                self._send(Abort(request.id))
+            raise
+        finally:
+            del self._answers[request.id]
+
+    def abort(self, id: str, index: int | None = None) -> None:
+        """End a request, or one choice of it. Nothing more of the request arrives unless others go on."""
+        if index is None:
+            self._inboxes.pop(id, None)
+        self._send(Abort(id, index))
+
+    def forget(self, id: str) -> None:
+        """The request has ended by itself."""
+        self._inboxes.pop(id, None)
+
+    async def stats(self, timeout: float) -> Mapping[str, Any]:
+        """The engine's figures now, or the last known if it does not answer in time."""
+        if self.state == "ready":
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._stats_waiters.append(waiter)
+            self._send(AskStats())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(waiter, timeout)
+        return self.last_stats
+
+    async def close(self) -> int | None:
+        """End the engine process, by force if it does not end itself; its exit code, None if it was killed."""
+        self._send(Shutdown())
+        patience = 0.0 if self.state == "hung" else _CLOSE_SECONDS
+        try:
+            return await asyncio.to_thread(self._engine.process.wait, patience)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._engine.stop()
+
+    def _send(self, command: Command) -> None:
+        if self.state != "dead" and not self._writer.is_closing():
+            self._writer.write(frame([command]))
+
+    async def _listen(self) -> None:
+        """Read until the engine's end of the socket closes, which is when its process ends."""
+        try:
+            while True:
+                size = body_length(await self._reader.readexactly(HEADER_BYTES))
+                for reply in replies(await self._reader.readexactly(size)):
+                    self._take(reply)
+                self._heard = time.monotonic()
+                if self.state == "hung":
+                    self.state = "ready"
+        except (asyncio.IncompleteReadError, OSError):
+            if self.state != "dead":
+                self._fail("dead", "the engine process has ended")
+
+    def _take(self, reply: Reply) -> None:
+        match reply:
+            case Stepped(events):
+                for event in events:
+                    if event.id in self._inboxes:
+                        self._inboxes[event.id].put_nowait(event)
+            case Stats(values):
+                self.last_stats = values
+                _settle(self._stats_waiters, None)
+            case Accepted(id):
+                _settle([self._answers[id]] if id in self._answers else [], None)
+            case Refused(id):
+                _settle([self._answers[id]] if id in self._answers else [], _error(reply))
+            case Ready(info):
+                self.state, self.info = "ready", info
+                _settle([self._started], None)
+            case Failed(message):
+                self._fail("dead", message)
+
+    async def _watch(self) -> None:
+        """Notice a hung engine. Two looks in a row, so that a stall of this process is not taken for one."""
+        suspect = False
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            late = self.state == "ready" and time.monotonic() - self._heard > self._hang_seconds
+            if late and suspect:
+                self._fail("hung", f"the engine has not answered for {self._hang_seconds:g} s (server.hang_seconds)")
+            suspect = late
+
+    def _fail(self, state: State, message: str) -> None:
+        self.state, self.trouble = state, message
+        for id in list(self._inboxes):
+            self._inboxes.pop(id).put_nowait(EngineDown(message))
+            self._send(Abort(id))
+        self.last_stats = {} if state == "dead" else self.last_stats
+        _settle([*self._answers.values(), self._started], EngineDown(message))
+        _settle(self._stats_waiters, None)
+
+
+def _settle(waiters: list[asyncio.Future[None]], error: Exception | None) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+    waiters.clear()
+
+
+def _error(refusal: Refused) -> Exception:
+    if refusal.kind == "invalid":
+        return InvalidRequest(refusal.message, refusal.param)
+    return QueueFull(refusal.message) if refusal.kind == "full" else RequestFault(refusal.message)

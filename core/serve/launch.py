@@ -1,0 +1,40 @@
+"""Starts the engine process. Imports the standard library only, so that it can be the first thing a server does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_FACTORY: Final = "core.engine:build_engine"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A started engine process and our end of the socket pair."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+
+    def stop(self) -> None:
+        """End it at once."""
+        self.sock.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def launch(factory: str = DEFAULT_FACTORY) -> EngineProcess:
+    """Start a process that imports `factory` ("module:function", recipe dict -> Engine) and waits for a recipe."""
+    ours, theirs = socket.socketpair()
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "core.serve.worker", str(theirs.fileno()), factory],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    theirs.close()
+    return EngineProcess(process, ours)
