@@ -1,0 +1,242 @@
+"""Calibration: this machine's figures, a few real steps of the engine, and the efficiencies they give."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from core.plan.catalogue import Device
+from core.plan.errors import PlanError, explain
+from core.plan.figures import Figure, show_seconds
+from core.plan.latency import Efficiency, Load, Roofline
+from core.plan.models import Model
+from core.plan.recipe import Recipe
+from core.plan.report import Table, show_figure
+
+BATCHES = (1, 4, 16, 32)
+CONTEXTS = (128, 512, 2048)
+FITTED = ("bandwidth", "rate", "kv_bandwidth", "attention_rate", "overhead", "sequence_overhead")
+
+Generate = Callable[[list[list[int]], int], None]
+"""Runs the engine on prompts of token ids until each has written so many tokens."""
+
+
+class Point(BaseModel):
+    """One measured step: `sequences` decoding at `context`, or `chunk` prompt tokens, in `seconds`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sequences: int = 0
+    context: int = 0
+    chunk: int = 0
+    seconds: float
+
+    @property
+    def load(self) -> Load:
+        return Load(sequences=self.sequences, context=self.context, chunk=self.chunk)
+
+
+class Calibration(BaseModel):
+    """What `calibrate` found: the machine, the efficiencies, and the steps they were fitted to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    date: str
+    model: str
+    engine: str
+    memory: Figure
+    bandwidth: Figure
+    rate: Figure
+    efficiency: Efficiency
+    points: tuple[Point, ...]
+    predicted: tuple[float, ...]
+
+    def as_device(self) -> Device:
+        return Device(
+            "this-machine", "the calibrated machine", self.memory, self.bandwidth,
+            {"bf16": self.rate, "fp32": self.rate},
+        )  # fmt: skip
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted against measured, as a fraction: 0.1 is ten per cent too slow."""
+        return [p / m.seconds - 1 for p, m in zip(self.predicted, self.points, strict=True)]
+
+
+def calibrate(model: Model, recipe: Recipe, engine: str, overrides: Sequence[str] = ()) -> Calibration:
+    """Measure this machine and steps of `model` under an engine recipe, and fit the efficiencies to them.
+
+    `recipe` names the formats that the engine keeps weights and KV in. It takes minutes on a CPU.
+    """
+    machine = measure_machine()
+    points = measure_steps(engine_generate(model, engine, overrides), BATCHES, CONTEXTS)
+    return fit(model, recipe, machine, points, engine)
+
+
+def measured(value: float, unit: str, how: str) -> Figure:
+    return Figure(value=value, unit=unit, kind="measured", source=how, date=str(date.today()))
+
+
+def measure_machine() -> tuple[Figure, Figure, Figure]:
+    """Memory in bytes, read bandwidth in bytes/s, and FP32 matrix rate in operations/s of this machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    add, multiply = _kernels()
+    return (
+        measured(memory, "B", "physical memory of this machine"),
+        measured(_best_rate(*add), "B/s", "sum of 256 MB"),
+        measured(_best_rate(*multiply), "op/s", "FP32 product of two 1024 x 1024 matrices"),
+    )
+
+
+def _kernels() -> tuple[tuple[Callable[[], Any], float], tuple[Callable[[], Any], float]]:
+    """A bandwidth-bound and a compute-bound function, with their bytes and operations."""
+    large = np.ones(2**26, dtype=np.float32)
+    square = np.ones((1024, 1024), dtype=np.float32)
+    sizes = float(large.nbytes), 2.0 * 1024**3
+    try:
+        import torch
+    except ImportError:
+        return (large.sum, sizes[0]), (lambda: square @ square, sizes[1])
+    a, b = torch.from_numpy(large), torch.from_numpy(square)
+    return (a.sum, sizes[0]), (lambda: b @ b, sizes[1])
+
+
+def _best_rate(run: Callable[[], Any], work: float, repeats: int = 7) -> float:
+    return work / min(_seconds(run) for _ in range(repeats))
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def engine_generate(model: Model, engine: str, overrides: Sequence[str]) -> Generate:
+    """The engine behind the offline API, as a function of prompts and tokens to write."""
+    from core import LLM
+
+    llm = LLM(recipe=engine, overrides=list(overrides))
+
+    def generate(prompts: list[list[int]], tokens: int) -> None:
+        llm.generate(prompts, temperature=0, max_tokens=tokens, ignore_eos=True)
+
+    return generate
+
+
+def measure_steps(
+    generate: Generate, batches: Iterable[int], contexts: Iterable[int], steps: int = 8, repeats: int = 3
+) -> tuple[Point, ...]:
+    """Times of single decode steps for every batch and context, and of prefill for every context.
+
+    A step is the difference between writing `1 + steps` tokens and writing one, so prefill cancels out. The
+    prompts differ from run to run, so that no prefix cache helps.
+    """
+    points = []
+    for context in contexts:
+        for batch in batches:
+            prompt = max(1, context - steps // 2)
+            first, whole = [], []
+            for repeat in range(repeats):
+                seed = 1000 * repeat + context + batch
+                first.append(_seconds(lambda s=seed: generate(_prompts(batch, prompt, s), 1)))
+                whole.append(_seconds(lambda s=seed + 500: generate(_prompts(batch, prompt, s), 1 + steps)))
+            decode = (median(whole) - median(first)) / steps
+            if decode > 0:
+                points.append(Point(sequences=batch, context=context, seconds=decode))
+            if batch == 1:
+                points.append(Point(chunk=prompt, seconds=median(first)))
+    return tuple(points)
+
+
+def _prompts(batch: int, length: int, seed: int) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(1000, 20000, (batch, length)).tolist()
+
+
+def fit(
+    model: Model,
+    recipe: Recipe,
+    machine: tuple[Figure, Figure, Figure],
+    points: Sequence[Point],
+    engine: str = "",
+) -> Calibration:
+    """Efficiencies that bring the roofline closest to the points: least squares of the logarithm of the
+    ratio.
+
+    What the points do not decide stays at its assumed value, by a weak pull towards it.
+    """
+    from scipy.optimize import least_squares
+
+    if not points:
+        raise PlanError("there is no measured step to calibrate with")
+    memory, bandwidth, rate = machine
+    start = Efficiency()
+    initial = np.log([getattr(start, name).value for name in FITTED])
+    measured_log = np.log([p.seconds for p in points])
+    device = Device("this-machine", "", memory, bandwidth, {"bf16": rate, "fp32": rate})
+
+    def efficiency(parameters: np.ndarray) -> Efficiency:
+        values = zip(FITTED, np.exp(parameters), strict=True)
+        return start.model_copy(
+            update={
+                n: measured(float(v), getattr(start, n).unit, "fitted to measured steps") for n, v in values
+            }
+        )
+
+    def predict(parameters: np.ndarray) -> list[float]:
+        roofline = Roofline(model, device, recipe, efficiency(parameters))
+        return [roofline.step(p.load).seconds for p in points]
+
+    def residuals(parameters: np.ndarray) -> np.ndarray:
+        pull = 1e-3 * (parameters - initial)
+        return np.concatenate([np.log(predict(parameters)) - measured_log, pull])
+
+    best = min((least_squares(residuals, initial + shift) for shift in (0.0, -2.0)), key=lambda r: r.cost)
+    return Calibration(
+        date=str(date.today()),
+        model=model.name,
+        engine=engine,
+        memory=memory,
+        bandwidth=bandwidth,
+        rate=rate,
+        efficiency=efficiency(best.x),
+        points=tuple(points),
+        predicted=tuple(predict(best.x)),
+    )
+
+
+def load_calibration(path: Path) -> Calibration:
+    try:
+        return Calibration.model_validate_json(path.read_text())
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise PlanError(f"{path} is no calibration: {explain(error)}") from error
+
+
+def calibration_table(calibration: Calibration) -> list[Table]:
+    figures = [(n, getattr(calibration, n)) for n in ("memory", "bandwidth", "rate")]
+    figures += [(f"efficiency: {n}", getattr(calibration.efficiency, n)) for n in FITTED]
+    machine = tuple((name, show_figure(f), f.kind, f.source) for name, f in figures)
+    rows = []
+    for point, predicted, error in zip(
+        calibration.points, calibration.predicted, calibration.errors, strict=True
+    ):
+        what = f"prefill of {point.chunk}" if point.chunk else f"decode, {point.sequences} x {point.context}"
+        rows.append((what, show_seconds(point.seconds), show_seconds(predicted), f"{error:+.0%}"))
+    worst = max(abs(e) for e in calibration.errors)
+    return [
+        Table("This machine", ("figure", "value", "kind", "source"), machine),
+        Table(
+            f"Steps of {calibration.model}, engine recipe {calibration.engine} (largest error {worst:.0%})",
+            ("step", "measured", "predicted", "error"),
+            tuple(rows),
+        ),
+    ]
