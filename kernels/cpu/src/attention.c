@@ -1,0 +1,574 @@
+/* Paged attention over ragged batches: prefill and decode are one path.
+ *
+ * A tile is some neighbouring queries of one sequence times the heads that share one key head; it reads keys and
+ * values in chunks of CHUNK positions. Each chunk gives (max, sum, output) of its own, and these are folded from
+ * left to right. A chunk's result depends on the row and the chunk alone, so the same bits come out however a
+ * prompt is cut, whoever shares the batch, and however chunks are spread over threads.
+ */
+#include <stdatomic.h>
+
+#include "products.h"
+
+#define CHUNK 64
+#define GROUPS (CHUNK / BLOCK)
+#define TILE_ROWS 96
+#define ITEMS_PER_THREAD 6
+#define Q_LIMIT 8191.0f  /* 127 * 8191 * 2048 fits 32 bits */
+#define P_LIMIT 32767.0f /* 127 * 32767 * CHUNK fits 32 bits */
+
+typedef struct {
+    int32_t seq, head, first, n_tokens;  /* queries [first, first + n_tokens) of the sequence */
+    int32_t chunk_from, chunk_to;        /* absolute chunks */
+    int32_t n_items;
+    int64_t partial; /* offset into the partial results, when n_items > 1 */
+} tile_info;
+
+typedef struct {
+    int32_t tile, chunk_from, chunk_to;
+} item_info;
+
+struct attn_plan {
+    tile_info *tiles;
+    item_info *items;
+    atomic_int *open; /* items of a tile still to finish */
+    int n_tiles, n_items, group, ov;
+    int64_t partial_floats;
+    float *partial;
+    _Alignas(64) atomic_int next;
+};
+
+static int64_t first_key(const pw_attn *a, int seq, int64_t pos) {
+    int64_t lo = a->kv_start[seq];
+    return a->window > 0 ? max64(lo, pos - a->window + 1) : lo;
+}
+
+static int64_t first_position(const pw_attn *a, int seq) {
+    return a->kv_len[seq] - (a->query_start[seq + 1] - a->query_start[seq]);
+}
+
+void plan_reset(attn_plan *p) {
+    atomic_store(&p->next, 0);
+    for (int i = 0; i < p->n_tiles; i++) atomic_store(&p->open[i], p->tiles[i].n_items);
+}
+
+attn_plan *plan_attention(const pw_attn *a, int n_kv_heads, int dv, int n_threads, int slot) {
+    int group = a->n_q_heads / n_kv_heads;
+    int step = (int)max64(1, TILE_ROWS / group);
+    int64_t n_tiles = 0, units = 0;
+    for (int s = 0; s < a->n_seq; s++) {
+        int64_t n = a->query_start[s + 1] - a->query_start[s], pos = first_position(a, s);
+        n_tiles += ceil_div(n, step) * n_kv_heads;
+        for (int64_t t = 0; t < n; t += step)
+            units += (ceil_div(pos + min64(n, t + step), CHUNK) - first_key(a, s, pos + t) / CHUNK) * n_kv_heads;
+    }
+    int64_t most = max64(1, ceil_div(units, (int64_t)n_threads * ITEMS_PER_THREAD));
+    if (n_threads == 1) most = units + 1;
+    int64_t item_limit = n_tiles + (units / most) + 1;
+    size_t at_tiles = (size_t)round_up(sizeof(attn_plan), 64);
+    size_t at_items = at_tiles + (size_t)n_tiles * sizeof(tile_info);
+    size_t at_open = at_items + (size_t)item_limit * sizeof(item_info);
+    char *memory = scratch_shared(slot, at_open + (size_t)n_tiles * sizeof(atomic_int));
+    attn_plan *p = (attn_plan *)memory;
+    p->tiles = (tile_info *)(memory + at_tiles);
+    p->items = (item_info *)(memory + at_items);
+    p->open = (atomic_int *)(memory + at_open);
+    p->n_tiles = p->n_items = 0;
+    p->group = group;
+    p->ov = (int)round_up(dv, 2 * VL);
+    p->partial_floats = 0;
+    for (int s = 0; s < a->n_seq; s++) {
+        int64_t n = a->query_start[s + 1] - a->query_start[s], pos = first_position(a, s);
+        /* long tiles first, so that the last to finish are short */
+        for (int64_t i = ceil_div(n, step) - 1; i >= 0; i--) {
+            int64_t t = i * step, tokens = min64(step, n - t);
+            int64_t from = first_key(a, s, pos + t) / CHUNK, to = ceil_div(pos + t + tokens, CHUNK);
+            for (int h = 0; h < n_kv_heads; h++) {
+                int64_t items = max64(1, ceil_div(to - from, most));
+                tile_info *tile = &p->tiles[p->n_tiles];
+                *tile = (tile_info){s, h, (int32_t)t, (int32_t)tokens, (int32_t)from, (int32_t)to, (int32_t)items,
+                                    p->partial_floats};
+                for (int64_t j = 0; j < items; j++)
+                    p->items[p->n_items++] = (item_info){p->n_tiles, (int32_t)(from + (to - from) * j / items),
+                                                         (int32_t)(from + (to - from) * (j + 1) / items)};
+                if (items > 1) p->partial_floats += (to - from) * tokens * group * (p->ov + 2);
+                p->n_tiles++;
+            }
+        }
+    }
+    p->partial = scratch_shared(slot + 1, (size_t)p->partial_floats * sizeof(float));
+    plan_reset(p);
+    return p;
+}
+
+/* ---- one chunk of keys and values, made ready for the products ---- */
+typedef struct {
+    int64_t start;       /* position of lane 0 */
+    int lo, hi;          /* lanes in use by some row of the tile */
+    float *kt, *v;       /* [dk][CHUNK] and [CHUNK][ov] */
+    const int8_t *kc[GROUPS], *vc[GROUPS];
+    float k_scale[CHUNK], v_scale[CHUNK];
+} chunk_view;
+
+typedef struct {
+    const pw_attn *attn;
+    const pw_kv *kv;
+    int seq, head, ov;
+} reader;
+
+static inline int64_t page_of(const reader *r, int64_t slot) {
+    return r->attn->page_table[r->seq * r->attn->table_stride + slot / r->kv->page_size];
+}
+
+#ifdef PW_AVX512
+AI void transpose_store(__m512i r[16], float *out, int64_t ld, int bf16) {
+    __m512i t[16];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    }
+    for (int i = 0; i < 16; i++) {
+        if (bf16) {
+            _mm512_storeu_si512(out + 2 * i * ld, _mm512_slli_epi32(r[i], 16));
+            _mm512_storeu_si512(out + (2 * i + 1) * ld, _mm512_and_si512(r[i], _mm512_set1_epi32((int)0xffff0000)));
+        } else {
+            _mm512_storeu_si512(out + i * ld, r[i]);
+        }
+    }
+}
+#else
+AI void transpose_store(__m256i r[8], float *out, int64_t ld, int bf16) {
+    __m256i t[8];
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; i++) {
+        if (bf16) {
+            _mm256_storeu_si256((__m256i *)(out + 2 * i * ld), _mm256_slli_epi32(t[i], 16));
+            _mm256_storeu_si256((__m256i *)(out + (2 * i + 1) * ld),
+                                _mm256_and_si256(t[i], _mm256_set1_epi32((int)0xffff0000)));
+        } else {
+            _mm256_storeu_si256((__m256i *)(out + i * ld), t[i]);
+        }
+    }
+}
+#endif
+
+/* rows of VL tokens to columns of kt; words of 32 bits are one fp32 number or two bf16 numbers */
+AI void transpose_keys(const char *const row[], int64_t dk, float *kt, const int bf16) {
+    const int per_vector = bf16 ? 2 * VL : VL, size = bf16 ? 2 : 4;
+    int64_t d = 0;
+    for (; d + per_vector <= dk; d += per_vector) {
+        vi r[VL];
+        for (int i = 0; i < VL; i++) r[i] = iload(row[i] + d * size);
+        transpose_store(r, kt + d * CHUNK, CHUNK, bf16);
+    }
+    for (; d < dk; d++)
+        for (int i = 0; i < VL; i++)
+            kt[d * CHUNK + i] = bf16 ? bf16_to_float(((const uint16_t *)row[i])[d]) : ((const float *)row[i])[d];
+}
+
+static void load_numbers(const reader *r, chunk_view *c) {
+    const pw_kv *kv = r->kv;
+    const int bf16 = kv->format == KV_BF16, size = bf16 ? 2 : 4;
+    const char *k_row[CHUNK + 16], *v_row[CHUNK + 16];
+    int64_t slot = c->start + c->lo - r->attn->kv_start[r->seq];
+    int64_t page = page_of(r, slot), offset = slot % kv->page_size;
+    int base = c->lo / VL * VL, end = (int)round_up(c->hi, VL);
+    for (int i = c->lo; i < c->hi; i++, offset++, slot++) {
+        if (offset == kv->page_size) {
+            page = page_of(r, slot);
+            offset = 0;
+        }
+        k_row[i] = (const char *)kv->k + size * (page * kv->k_page + offset * kv->k_token + r->head * kv->k_head);
+        v_row[i] = (const char *)kv->v + size * (page * kv->v_page + offset * kv->v_token + r->head * kv->v_head);
+    }
+    for (int i = base; i < c->lo; i++) k_row[i] = k_row[c->lo];
+    for (int i = c->hi; i < end; i++) k_row[i] = k_row[c->hi - 1];
+    for (int i = base; i < end; i += VL) {
+        if (bf16) transpose_keys(k_row + i, kv->dk, c->kt + i, 1);
+        else transpose_keys(k_row + i, kv->dk, c->kt + i, 0);
+    }
+    for (int i = c->lo; i < c->hi; i++) {
+        float *to = c->v + (int64_t)i * r->ov;
+        int64_t d = 0;
+        if (!bf16) {
+            for (; d + VL <= kv->dv; d += VL) vstore(to + d, vload((const float *)v_row[i] + d));
+            for (; d < kv->dv; d++) to[d] = ((const float *)v_row[i])[d];
+        } else {
+            for (; d + VL <= kv->dv; d += VL) vstore(to + d, vbf16((const uint16_t *)v_row[i] + d));
+            for (; d < kv->dv; d++) to[d] = bf16_to_float(((const uint16_t *)v_row[i])[d]);
+        }
+    }
+}
+
+static void load_codes(const reader *r, chunk_view *c) {
+    const pw_kv *kv = r->kv;
+    const int64_t k_head = (int64_t)kv->page_size * int8_width(kv->dk), v_head = (int64_t)kv->page_size * int8_width(kv->dv);
+    for (int g = c->lo / BLOCK; g * BLOCK < c->hi; g++) {
+        int64_t slot = c->start + g * BLOCK - r->attn->kv_start[r->seq];
+        int64_t page = page_of(r, slot), in_page = slot % kv->page_size, in_head = r->head * (int64_t)kv->page_size;
+        c->kc[g] = (const int8_t *)kv->k + page * kv->k_page + r->head * k_head + in_page * int8_width(kv->dk);
+        c->vc[g] = (const int8_t *)kv->v + page * kv->v_page + r->head * v_head + in_page * int8_width(kv->dv);
+        const uint16_t *ks = kv->k_scale + page * kv->k_scale_page + in_head + in_page;
+        const uint16_t *vs = kv->v_scale + page * kv->v_scale_page + in_head + in_page;
+        for (int i = 0; i < BLOCK; i += VL) {
+            vstore(c->k_scale + g * BLOCK + i, vhalf(ks + i));
+            vstore(c->v_scale + g * BLOCK + i, vhalf(vs + i));
+        }
+    }
+}
+
+/* ---- scores and weighted values of one chunk for up to MT_MAX rows ---- */
+static void scores_f32(int mt, const float *q, const float *kt, int dk, float *s, int lo, int hi) {
+#define CALL(M) product(q, M, 1, kt, CHUNK, 0, dk, s, CHUNK, lo, hi, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
+static void values_f32(int mt, const float *p, const float *v, int64_t ov, int lo, int hi, float *o) {
+#define CALL(M) product(p, 1, CHUNK, v, ov, lo, hi, o, ov, 0, (int)ov, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
+
+#ifdef PW_AVX512
+#define V_RIGHT (BLOCK * BLOCK)
+#else
+#define V_RIGHT BLOCK
+#endif
+
+AI void scores_codes(const int32_t *q, const float *q_scale, int steps, const chunk_view *c, int g_from, int g_to,
+                     float *s, const int mt) {
+    vi acc[MT_MAX][2];
+    for (int g = g_from; g < g_to; g += 2 * VL / BLOCK) {
+        const int8_t *left = c->kc[g];
+#ifdef PW_AVX512
+        int64_t right = g + 1 < g_to ? c->kc[g + 1] - left : 0;
+        int second = g + 1 < g_to ? g + 1 : g;
+#else
+        int64_t right = BLOCK;
+#endif
+        product_pairs(q, mt, 1, &left, right, 1, steps, acc, mt);
+        vf x = vload(c->k_scale + g * BLOCK);
+#ifdef PW_AVX512
+        vf y = vload(c->k_scale + second * BLOCK);
+#else
+        vf y = vload(c->k_scale + g * BLOCK + VL);
+#endif
+        UNROLL for (int m = 0; m < mt; m++) {
+            vf scale = vset(q_scale[m]);
+#ifdef PW_AVX512
+            vstore(s + m * CHUNK + second * BLOCK, vmul(vcvt(acc[m][1]), vmul(y, scale)));
+#else
+            vstore(s + m * CHUNK + g * BLOCK + VL, vmul(vcvt(acc[m][1]), vmul(y, scale)));
+#endif
+            vstore(s + m * CHUNK + g * BLOCK, vmul(vcvt(acc[m][0]), vmul(x, scale)));
+        }
+    }
+}
+
+AI void values_codes(const int32_t *p, const float *p_scale, const chunk_view *c, int g_from, int g_to, int dv,
+                     int64_t ov, float *o, const int mt) {
+    vi acc[MT_MAX][2];
+    const int8_t *groups[GROUPS];
+    for (int64_t d = 0; d < dv; d += 2 * VL) {
+        for (int g = g_from; g < g_to; g++) groups[g - g_from] = c->vc[g] + d / BLOCK * (BLOCK * BLOCK);
+        int64_t right = V_RIGHT;
+        if (VL == BLOCK && d + BLOCK >= dv) right = 0;
+        product_pairs(p + g_from * (BLOCK / 2), 1, CHUNK / 2, groups, right, g_to - g_from, BLOCK / 2, acc, mt);
+        UNROLL for (int m = 0; m < mt; m++) {
+            vf scale = vset(p_scale[m]);
+            vstore(o + m * ov + d, vmul(vcvt(acc[m][0]), scale));
+            vstore(o + m * ov + d + VL, vmul(vcvt(acc[m][1]), scale));
+        }
+    }
+}
+
+/* weights times the values' scales as 15-bit numbers, a scale a row */
+static void quantize_weights(const float *p, const chunk_view *c, int n, int16_t *codes, float *scale) {
+    for (int m = 0; m < n; m++) {
+        float row[CHUNK];
+        vf most = vset(0);
+        for (int i = 0; i < CHUNK; i += VL) {
+            vf x = vkeep(vmul(vload(p + m * CHUNK + i), vload(c->v_scale + i)), vset(0), i, c->lo, c->hi);
+            most = vmax(most, x);
+            vstore(row + i, x);
+        }
+        float top = vhmax(most), inverse = top > 0 ? P_LIMIT / top : 0;
+        scale[m] = top / P_LIMIT;
+        for (int i = 0; i < CHUNK; i += VL)
+            store16(codes + m * CHUNK + i, vcvti(vmin(vmul(vload(row + i), vset(inverse)), vset(P_LIMIT))));
+    }
+}
+
+/* scores to weights in place: exp(score - max) within [lo, hi), 0 elsewhere */
+static void softmax_row(float *s, int lo, int hi, float softcap, float *row_max, float *row_sum) {
+    vf most = vset(-INFINITY), sum = vset(0);
+    for (int i = 0; i < CHUNK; i += VL) {
+        vf x = vload(s + i);
+        if (softcap > 0) { /* cap * tanh(x / cap) */
+            vf e = vexp(vmul(x, vset(2.0f / softcap)));
+            x = vmul(vset(softcap), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f)))));
+        }
+        x = vkeep(x, vset(-INFINITY), i, lo, hi);
+        most = vmax(most, x);
+        vstore(s + i, x);
+    }
+    vf top = vset(vhmax(most));
+    for (int i = 0; i < CHUNK; i += VL) {
+        vf e = vkeep(vexp(vsub(vload(s + i), top)), vset(0), i, lo, hi);
+        sum = vadd(sum, e);
+        vstore(s + i, e);
+    }
+    *row_max = vhmax(top);
+    *row_sum = vhsum(sum);
+}
+
+/* ---- one tile ---- */
+typedef struct {
+    tiling rows;
+    int n_rows, group, dk, dv, ov, codes;
+    int64_t dk_steps;
+    void *q;        /* packed queries of every row tile */
+    float *q_scale; /* codes only */
+    float *m, *l, *o;
+    float *s, *oc;
+    int16_t *p;
+    float *p_scale;
+    chunk_view view;
+} tile_work;
+
+static void work_init(tile_work *w, const pw_kv *kv, int n_rows, int group, int ov) {
+    w->rows = tile_rows(n_rows);
+    w->n_rows = n_rows;
+    w->group = group;
+    w->dk = kv->dk;
+    w->dv = kv->dv;
+    w->ov = ov;
+    w->codes = kv->format == KV_INT8;
+    w->dk_steps = w->codes ? int8_width(kv->dk) / 2 : kv->dk;
+    int64_t slots = n_rows + MT_MAX * (int64_t)w->rows.n_tiles, at = 0;
+    int64_t size[] = {slots * w->dk_steps, slots, slots, slots, (int64_t)n_rows * ov, MT_MAX * CHUNK, MT_MAX * (int64_t)ov,
+                      MT_MAX * CHUNK / 2, MT_MAX, w->codes ? 0 : (int64_t)kv->dk * CHUNK, w->codes ? 0 : (int64_t)ov * CHUNK};
+    int64_t where[11];
+    for (int i = 0; i < 11; i++) {
+        where[i] = at;
+        at += round_up(size[i], 16);
+    }
+    float *memory = scratch_thread(TH_ATTN, (size_t)at * sizeof(float));
+    w->q = memory + where[0];
+    w->q_scale = memory + where[1];
+    w->m = memory + where[2];
+    w->l = memory + where[3];
+    w->o = memory + where[4];
+    w->s = memory + where[5];
+    w->oc = memory + where[6];
+    w->p = (int16_t *)(memory + where[7]);
+    w->p_scale = memory + where[8];
+    w->view.kt = memory + where[9];
+    w->view.v = memory + where[10];
+}
+
+static void pack_queries(tile_work *w, const float *q, int64_t ldq, float scale) {
+    for (int i = 0; i < w->rows.n_tiles; i++) {
+        int64_t start = tile_start(&w->rows, i), slot = tile_slot(&w->rows, i);
+        int n = tile_count(&w->rows, i), mt = padded_mt(n);
+        for (int m = 0; m < n; m++) {
+            const float *row = q + (start + m) / w->group * ldq + (start + m) % w->group * w->dk;
+            if (!w->codes) {
+                float *to = (float *)w->q + slot * w->dk_steps + m;
+                for (int d = 0; d < w->dk; d++) to[(int64_t)d * mt] = row[d] * scale;
+                continue;
+            }
+            float most = 0;
+            for (int d = 0; d < w->dk; d++) most = fmaxf(most, fabsf(row[d]));
+            float inverse = most > 0 ? Q_LIMIT / most : 0;
+            w->q_scale[slot + m] = most / Q_LIMIT * scale;
+            int16_t *to = (int16_t *)w->q + (slot * w->dk_steps + m) * 2;
+            for (int d = 0; d < 2 * w->dk_steps; d++)
+                to[(int64_t)d / 2 * mt * 2 + d % 2] = d < w->dk ? (int16_t)lrintf(row[d] * inverse) : 0;
+        }
+    }
+}
+
+/* (max, sum, output) of one chunk for the rows of row tile i, into w->oc and the arrays given */
+static void chunk_rows(tile_work *w, const pw_attn *a, int i, int lo, int hi, const int *row_lo, const int *row_hi,
+                       float *row_max, float *row_sum) {
+    chunk_view *c = &w->view;
+    int n = tile_count(&w->rows, i), mt = padded_mt(n);
+    int64_t slot = tile_slot(&w->rows, i);
+    int g_from = lo / BLOCK, g_to = (int)ceil_div(hi, BLOCK);
+    if (w->codes) {
+        const int32_t *q = (const int32_t *)w->q + slot * w->dk_steps;
+#define CALL(M) scores_codes(q, w->q_scale + slot, (int)w->dk_steps, c, g_from, g_to, w->s, M)
+        MT_SWITCH(mt, CALL)
+#undef CALL
+    } else {
+        scores_f32(mt, (const float *)w->q + slot * w->dk_steps, c->kt, w->dk, w->s, lo / (2 * VL) * 2 * VL,
+                   (int)round_up(hi, 2 * VL));
+    }
+    for (int m = 0; m < n; m++)
+        softmax_row(w->s + m * CHUNK, row_lo[m], row_hi[m], a->softcap, row_max + m, row_sum + m);
+    if (w->codes) {
+        quantize_weights(w->s, c, n, w->p, w->p_scale);
+        const int32_t *p = (const int32_t *)w->p;
+        int dv = (int)int8_width(w->dv);
+#define CALL(M) values_codes(p, w->p_scale, c, g_from, g_to, dv, w->ov, w->oc, M)
+        MT_SWITCH(mt, CALL)
+#undef CALL
+    } else {
+        values_f32(mt, w->s, c->v, w->ov, lo, hi, w->oc);
+    }
+}
+
+static void fold(float *m, float *l, float *o, float m2, float l2, const float *o2, int ov) {
+    if (m2 == -INFINITY) return;
+    float top = fmaxf(*m, m2);
+    float keep = *m == -INFINITY ? 0 : exp1(*m - top), add = exp1(m2 - top);
+    *m = top;
+    *l = *l * keep + l2 * add;
+    for (int d = 0; d < ov; d += VL)
+        vstore(o + d, vfma(vload(o2 + d), vset(add), vmul(vload(o + d), vset(keep))));
+}
+
+static void finish_row(const pw_attn *a, int head, float m, float l, const float *o, int dv, float *out) {
+    float keep = 1;
+    if (a->sinks != NULL) {
+        float sink = a->sinks[head], top = fmaxf(m, sink);
+        keep = m == -INFINITY ? 0 : exp1(m - top);
+        l = l * keep + exp1(sink - top);
+    }
+    float scale = l > 0 ? keep / l : 0;
+    for (int d = 0; d < dv; d++) out[d] = o[d] * scale;
+}
+
+static void clear_state(tile_work *w) {
+    for (int r = 0; r < w->n_rows; r++) {
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+    memset(w->o, 0, (size_t)w->n_rows * w->ov * sizeof(float));
+}
+
+static void write_tile(tile_work *w, const attn_plan *p, const pw_attn *a, const tile_info *t, int dv, float *out, int64_t ldo) {
+    for (int r = 0; r < w->n_rows; r++) {
+        int head = t->head * p->group + r % p->group;
+        float *to = out + (a->query_start[t->seq] + t->first + r / p->group) * ldo + (int64_t)head * dv;
+        finish_row(a, head, w->m[r], w->l[r], w->o + (int64_t)r * w->ov, dv, to);
+    }
+}
+
+static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const float *q, int64_t ldq, float *out, int64_t ldo,
+                     const item_info *item) {
+    tile_work work, *w = &work;
+    const tile_info *t = &p->tiles[item->tile];
+    work_init(w, kv, t->n_tokens * p->group, p->group, p->ov);
+    reader r = {a, kv, t->seq, t->head, p->ov};
+    pack_queries(w, q + (a->query_start[t->seq] + t->first) * ldq + (int64_t)t->head * p->group * kv->dk, ldq, a->scale);
+    clear_state(w);
+    int64_t pos = first_position(a, t->seq) + t->first;
+    float *partial = p->partial + t->partial;
+    for (int64_t chunk = item->chunk_from; chunk < item->chunk_to; chunk++) {
+        chunk_view *c = &w->view;
+        c->start = chunk * CHUNK;
+        c->lo = (int)max64(0, first_key(a, t->seq, pos) - c->start);
+        c->hi = (int)min64(CHUNK, pos + t->n_tokens - c->start);
+        if (w->codes) load_codes(&r, c);
+        else load_numbers(&r, c);
+        float *place = partial + (chunk - t->chunk_from) * w->n_rows * (w->ov + 2);
+        for (int i = 0; i < w->rows.n_tiles; i++) {
+            int start = (int)tile_start(&w->rows, i), n = tile_count(&w->rows, i);
+            int row_lo[MT_MAX], row_hi[MT_MAX], lo = CHUNK, hi = 0;
+            float row_max[MT_MAX], row_sum[MT_MAX];
+            for (int m = 0; m < n; m++) {
+                int64_t at = pos + (start + m) / p->group;
+                row_lo[m] = (int)min64(CHUNK, max64(c->lo, first_key(a, t->seq, at) - c->start));
+                row_hi[m] = (int)max64(0, min64(c->hi, at + 1 - c->start));
+                row_max[m] = -INFINITY;
+                lo = row_lo[m] < lo ? row_lo[m] : lo;
+                hi = row_hi[m] > hi ? row_hi[m] : hi;
+            }
+            if (lo < hi) chunk_rows(w, a, i, lo, hi, row_lo, row_hi, row_max, row_sum);
+            for (int m = 0; m < n; m++) {
+                float *o = w->oc + (int64_t)m * w->ov;
+                if (row_lo[m] >= row_hi[m]) row_max[m] = -INFINITY;
+                if (t->n_items == 1) {
+                    fold(&w->m[start + m], &w->l[start + m], w->o + (int64_t)(start + m) * w->ov, row_max[m], row_sum[m], o, w->ov);
+                } else {
+                    float *to = place + (int64_t)(start + m) * (w->ov + 2);
+                    to[0] = row_max[m];
+                    to[1] = row_sum[m];
+                    if (row_max[m] != -INFINITY) memcpy(to + 2, o, (size_t)w->ov * sizeof(float));
+                }
+            }
+        }
+    }
+    if (t->n_items > 1) {
+        if (atomic_fetch_sub(&p->open[item->tile], 1) != 1) return;
+        for (int64_t chunk = 0; chunk < t->chunk_to - t->chunk_from; chunk++)
+            for (int row = 0; row < w->n_rows; row++) {
+                const float *from = partial + (chunk * w->n_rows + row) * (w->ov + 2);
+                fold(&w->m[row], &w->l[row], w->o + (int64_t)row * w->ov, from[0], from[1], from + 2, w->ov);
+            }
+    }
+    write_tile(w, p, a, t, kv->dv, out, ldo);
+}
+
+void attend(attn_plan *p, const pw_attn *a, const pw_kv *kv, const float *q, int64_t ldq, float *out, int64_t ldo) {
+    for (;;) {
+        int i = atomic_fetch_add(&p->next, 1);
+        if (i >= p->n_items) return;
+        run_item(p, a, kv, q, ldq, out, ldo, &p->items[i]);
+    }
+}
+
+typedef struct {
+    attn_plan *plan;
+    const pw_attn *attn;
+    const pw_kv *kv;
+    const float *q;
+    float *out;
+    int64_t ldq, ldo;
+} attn_job;
+
+static void attn_main(int thread, int n_threads, void *arg) {
+    attn_job *j = arg;
+    if (thread == 0) {
+        j->plan = plan_attention(j->attn, j->kv->n_heads, j->kv->dv, n_threads, SH_PLAN);
+    }
+    barrier();
+    attend(j->plan, j->attn, j->kv, j->q, j->ldq, j->out, j->ldo);
+}
+
+EXPORT void pw_attention(const pw_attn *a, const pw_kv *kv, const float *q, int64_t ldq, float *out, int64_t ldo, int n_threads) {
+    attn_job j = {NULL, a, kv, q, out, ldq, ldo};
+    run_parallel(n_threads, attn_main, &j);
+}

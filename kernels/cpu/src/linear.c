@@ -1,0 +1,380 @@
+/* Products with packed weights.
+ *
+ * Weights lie in blocks of 16 rows, so that one vector holds the same input of 16 (or twice 8) outputs:
+ *   W_F32   [blocks][k][16] floats
+ *   W_INT8  [blocks][k / 2][16][2] codes, one scale a row
+ *   W_Q8    [blocks][k / 32] of { [16][16][2] codes, [16] half scales }                        544 bytes
+ *   W_Q4_1  [blocks][k / 32] of { [4][16][4] nibbles, [16] half scales, [16] half minima }     320 bytes
+ *   W_Q4_0  the same without minima, value = scale * (code - 8)                                288 bytes
+ * In nibbles, byte [s][row][i] holds input 4 * s + i in its low half and input 16 + 4 * s + i in its high half.
+ *
+ * int8 weights meet 14-bit activations, one scale a token; 4-bit weights meet 8-bit activations, one scale for each
+ * 32 inputs. Sums of integers are exact, so no split of the work changes a result.
+ */
+#include <stdlib.h>
+
+#include "products.h"
+#include "rows.h"
+
+#define GROUP 32
+#define A_LIMIT 8191.0f
+#define EXACT_K 2048 /* 127 * 8191 * 2048 fits 32 bits */
+#define SUPER_ROWS 96
+#define Q8_BYTES 544
+#define Q4_1_BYTES 320
+#define Q4_0_BYTES 288
+
+int act_kind(int kind) { return kind == W_F32 ? A_F32 : kind == W_INT8 || kind == W_Q8 ? A_INT16 : A_INT8; }
+
+static int64_t code_size(int kind) { return kind == A_F32 ? 4 : kind == A_INT16 ? 2 : 1; }
+
+size_t act_bytes(int kind, int64_t rows, int64_t k) {
+    int64_t slots = rows + MT_MAX * ceil_div(rows, MT_MAX), padded = round_up(k, GROUP);
+    return (size_t)(round_up(slots * padded * code_size(kind), 64) + 2 * round_up(slots * (padded / GROUP) * 4, 64));
+}
+
+void act_init(activations *a, int kind, int64_t rows, int64_t k, void *memory) {
+    int64_t slots = rows + MT_MAX * ceil_div(rows, MT_MAX);
+    a->kind = kind;
+    a->k = round_up(k, GROUP);
+    a->tiles = tile_rows(rows);
+    a->codes = memory;
+    a->scale = (float *)((char *)memory + round_up(slots * a->k * code_size(kind), 64));
+    a->sum = (float *)((char *)a->scale + round_up(slots * (a->k / GROUP) * 4, 64));
+}
+
+static float row_top(const float *x, int64_t n) {
+    vf most = vset(0);
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) most = vmax(most, vabs(vload(x + i)));
+    float top = vhmax(most);
+    for (; i < n; i++) top = fmaxf(top, fabsf(x[i]));
+    return top;
+}
+
+static void put_int16(activations *a, int64_t slot, int m, int mt, const float *row) {
+    float top = row_top(row, a->k), inverse = top > 0 ? A_LIMIT / top : 0;
+    a->scale[slot + m] = top / A_LIMIT;
+    int32_t *to = (int32_t *)a->codes + slot * a->k / 2 + m;
+    for (int64_t i = 0; i < a->k; i += VL) {
+        int16_t codes[VL];
+        int32_t pairs[VL / 2];
+        store16(codes, vcvti(vmul(vload(row + i), vset(inverse))));
+        memcpy(pairs, codes, sizeof(codes));
+        for (int j = 0; j < VL / 2; j++) to[(i / 2 + j) * mt] = pairs[j];
+    }
+}
+
+static void put_int8(activations *a, int64_t slot, int m, int mt, const float *row) {
+    int32_t *to = (int32_t *)a->codes + slot * a->k / 4 + m;
+    for (int64_t g = 0; g < a->k / GROUP; g++) {
+        const float *x = row + g * GROUP;
+        float top = row_top(x, GROUP), inverse = top > 0 ? 127.0f / top : 0, scale = top / 127.0f;
+        vf sum = vset(0);
+        int8_t codes[GROUP + VL];
+        int32_t quads[GROUP / 4];
+        for (int i = 0; i < GROUP; i += VL) {
+            vi c = vcvti(vmul(vload(x + i), vset(inverse)));
+            sum = vadd(sum, vcvt(c));
+            store8(codes + i, c);
+        }
+        memcpy(quads, codes, GROUP);
+        for (int j = 0; j < GROUP / 4; j++) to[(g * (GROUP / 4) + j) * mt] = quads[j];
+        int64_t at = slot * (a->k / GROUP) + g * mt + m;
+        a->scale[at] = scale;
+        a->sum[at] = scale * vhsum(sum);
+    }
+}
+
+void act_put(activations *a, int64_t r, const float *row, int64_t n) {
+    const tiling *t = &a->tiles;
+    int64_t wide = (int64_t)t->extra * (t->base + 1);
+    int64_t i = r < wide ? r / (t->base + 1) : t->extra + (r - wide) / t->base;
+    int64_t slot = tile_slot(t, i);
+    int m = (int)(r - tile_start(t, i)), mt = padded_mt(tile_count(t, i));
+    if (n < a->k) { /* zeros up to the padded width */
+        float *padded = scratch_thread(TH_PAD, (size_t)a->k * 4);
+        memcpy(padded, row, (size_t)n * 4);
+        memset(padded + n, 0, (size_t)(a->k - n) * 4);
+        row = padded;
+    }
+    if (a->kind == A_INT16) {
+        put_int16(a, slot, m, mt, row);
+    } else if (a->kind == A_INT8) {
+        put_int8(a, slot, m, mt, row);
+    } else {
+        float *to = (float *)a->codes + slot * a->k + m;
+        for (int64_t i = 0; i < a->k; i++) to[i * mt] = row[i];
+    }
+}
+
+/* ---- one tile of tokens by a pair of row blocks: out[m][32] ---- */
+#define OUT_COLUMNS (2 * BLOCK)
+#ifdef PW_AVX512
+#define HALVES 1
+#else
+#define HALVES 2
+#endif
+
+static void tile_f32(int mt, const float *a, int64_t k, const float *left, const float *right, float *out) {
+    for (int part = 0; part < 2; part++) {
+        const float *w = part ? right : left;
+#define CALL(M) \
+    UNROLL for (int v = 0; v < BLOCK; v += VL) product_columns(a, M, 1, w + v, BLOCK, 0, (int)k, out + part * BLOCK + v, OUT_COLUMNS, M, 1)
+        MT_SWITCH(mt, CALL)
+#undef CALL
+    }
+}
+
+AI void tile_int8_part(const int32_t *a, const float *a_scale, int64_t k, const int8_t *w, int64_t right, const float *w0,
+                       const float *w1, float *out, const int second, const int mt) {
+    vi acc[MT_MAX][2];
+    for (int64_t from = 0; from < k; from += EXACT_K) {
+        const int8_t *b = w + from * BLOCK;
+        product_pairs(a + from / 2 * mt, mt, 1, &b, right, 1, (int)(min64(k - from, EXACT_K) / 2), acc, mt);
+        UNROLL for (int m = 0; m < mt; m++) {
+            vf x = vcvt(acc[m][0]), y = vcvt(acc[m][1]);
+            float *to = out + m * OUT_COLUMNS;
+            if (from > 0) {
+                x = vadd(x, vload(to));
+                y = vadd(y, vload(to + second));
+            }
+            vstore(to, x);
+            vstore(to + second, y);
+        }
+    }
+    vf s0 = vload(w0), s1 = vload(w1);
+    UNROLL for (int m = 0; m < mt; m++) {
+        float *to = out + m * OUT_COLUMNS;
+        vf s = vset(a_scale[m]);
+        vstore(to, vmul(vmul(vload(to), s0), s));
+        vstore(to + second, vmul(vmul(vload(to + second), s1), s));
+    }
+}
+
+static void tile_int8(int mt, const int32_t *a, const float *a_scale, int64_t k, const int8_t *left, const int8_t *right,
+                      const float *w0, const float *w1, float *out) {
+#ifdef PW_AVX512
+#define CALL(M) tile_int8_part(a, a_scale, k, left, right - left, w0, w1, out, BLOCK, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+#else
+    for (int part = 0; part < 2; part++) {
+        const int8_t *w = part ? right : left;
+        const float *s = part ? w1 : w0;
+#define CALL(M) tile_int8_part(a, a_scale, k, w, BLOCK, s, s + VL, out + part * BLOCK, VL, M)
+        MT_SWITCH(mt, CALL)
+#undef CALL
+    }
+#endif
+}
+
+AI void tile_q8_part(const int32_t *a, const float *a_scale, int64_t groups, const uint8_t *w, const int half, float *out,
+                     const int mt) {
+    vf sum[MT_MAX];
+    UNROLL for (int m = 0; m < mt; m++) sum[m] = vset(0);
+    for (int64_t g = 0; g < groups; g++, w += Q8_BYTES, a += GROUP / 2 * mt) {
+        vi acc[MT_MAX];
+        UNROLL for (int m = 0; m < mt; m++) acc[m] = izero();
+        for (int s = 0; s < GROUP / 2; s++) {
+            vi x = widen8(w + s * 2 * BLOCK + half * BLOCK);
+            UNROLL for (int m = 0; m < mt; m++) acc[m] = dp16(acc[m], iset(a[s * mt + m]), x);
+        }
+        vf scale = vhalf((const uint16_t *)(w + 512) + half * VL);
+        UNROLL for (int m = 0; m < mt; m++) sum[m] = vfma(vcvt(acc[m]), scale, sum[m]);
+    }
+    UNROLL for (int m = 0; m < mt; m++) vstore(out + m * OUT_COLUMNS, vmul(sum[m], vset(a_scale[m])));
+}
+
+AI void tile_q4_part(const int32_t *a, const float *a_scale, const float *a_sum, int64_t groups, const uint8_t *w,
+                     const int half, float *out, const int with_min, const int mt) {
+    const vi low = iset8(15);
+    vf sum[MT_MAX];
+    UNROLL for (int m = 0; m < mt; m++) sum[m] = vset(0);
+    for (int64_t g = 0; g < groups; g++, w += with_min ? Q4_1_BYTES : Q4_0_BYTES, a += GROUP / 4 * mt, a_scale += mt, a_sum += mt) {
+        vi acc[MT_MAX];
+        UNROLL for (int m = 0; m < mt; m++) acc[m] = izero();
+        UNROLL for (int s = 0; s < GROUP / 8; s++) {
+            vi bytes = iload(w + s * 4 * BLOCK + half * 4 * VL);
+            vi x = iand(bytes, low), y = iand(ishr4(bytes), low);
+#ifdef PW_VNNI
+            UNROLL for (int m = 0; m < mt; m++) acc[m] = dp8(acc[m], x, iset(a[s * mt + m]));
+            UNROLL for (int m = 0; m < mt; m++) acc[m] = dp8(acc[m], y, iset(a[(s + GROUP / 8) * mt + m]));
+#else /* eight sums of two products, each at most 15 * 127 * 2, fit 16 bits */
+            UNROLL for (int m = 0; m < mt; m++) acc[m] = iadd16(acc[m], imaddubs(x, iset(a[s * mt + m])));
+            UNROLL for (int m = 0; m < mt; m++) acc[m] = iadd16(acc[m], imaddubs(y, iset(a[(s + GROUP / 8) * mt + m])));
+#endif
+        }
+        const uint16_t *factors = (const uint16_t *)(w + 256) + half * VL;
+        vf scale = vhalf(factors);
+        vf least = with_min ? vhalf(factors + BLOCK) : vmul(scale, vset(-8.0f));
+        UNROLL for (int m = 0; m < mt; m++) {
+#ifndef PW_VNNI
+            acc[m] = imadd16(acc[m], iset16(1));
+#endif
+            sum[m] = vfma(vmul(vcvt(acc[m]), vset(a_scale[m])), scale, sum[m]);
+            sum[m] = vfma(least, vset(a_sum[m]), sum[m]);
+        }
+    }
+    UNROLL for (int m = 0; m < mt; m++) vstore(out + m * OUT_COLUMNS, sum[m]);
+}
+
+static void tile_q8(int mt, const int32_t *a, const float *a_scale, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q8_part(a, a_scale, groups, w, h, out + h * VL, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
+static void tile_q4_1(int mt, const int32_t *a, const float *s, const float *sum, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_part(a, s, sum, groups, w, h, out + h * VL, 1, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
+static void tile_q4_0(int mt, const int32_t *a, const float *s, const float *sum, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_part(a, s, sum, groups, w, h, out + h * VL, 0, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
+static int64_t block_bytes(const pw_linear *w, int64_t k) {
+    switch (w->kind) {
+    case W_F32: return k * BLOCK * 4;
+    case W_INT8: return k * BLOCK;
+    case W_Q8: return k / GROUP * Q8_BYTES;
+    case W_Q4_1: return k / GROUP * Q4_1_BYTES;
+    default: return k / GROUP * Q4_0_BYTES;
+    }
+}
+
+static void tile_product(const activations *a, const pw_linear *w, int64_t pair, int64_t tile, int mt, float *out) {
+    int64_t n_blocks = ceil_div(w->n, BLOCK), one = 2 * pair, two = one + 1 < n_blocks ? one + 1 : one;
+    int64_t bytes = block_bytes(w, a->k), slot = tile_slot(&a->tiles, tile), groups = a->k / GROUP;
+    const uint8_t *left = w->data + one * bytes, *right = w->data + two * bytes;
+    const int32_t *codes = (const int32_t *)((const char *)a->codes + slot * a->k * code_size(a->kind));
+    const float *scale = a->scale + (a->kind == A_INT8 ? slot * groups : slot), *sum = a->sum + slot * groups;
+    switch (w->kind) {
+    case W_F32: tile_f32(mt, (const float *)codes, a->k, (const float *)left, (const float *)right, out); return;
+    case W_INT8:
+        tile_int8(mt, codes, scale, a->k, (const int8_t *)left, (const int8_t *)right, w->scale + one * BLOCK, w->scale + two * BLOCK, out);
+        return;
+    case W_Q8:
+        tile_q8(mt, codes, scale, groups, left, out);
+        tile_q8(mt, codes, scale, groups, right, out + BLOCK);
+        return;
+    case W_Q4_1:
+        tile_q4_1(mt, codes, scale, sum, groups, left, out);
+        tile_q4_1(mt, codes, scale, sum, groups, right, out + BLOCK);
+        return;
+    default:
+        tile_q4_0(mt, codes, scale, sum, groups, left, out);
+        tile_q4_0(mt, codes, scale, sum, groups, right, out + BLOCK);
+    }
+}
+
+static void write_out(const pw_linear *w, int mode, const float *out, int n_rows, int64_t pair, float *y, int64_t ldy) {
+    int64_t column = pair * OUT_COLUMNS;
+    int n = (int)min64(OUT_COLUMNS, w->n - column);
+    for (int m = 0; m < n_rows; m++) {
+        const float *x = out + m * OUT_COLUMNS;
+        float biased[OUT_COLUMNS];
+        if (w->bias != NULL) {
+            for (int i = 0; i < n; i++) biased[i] = x[i] + w->bias[column + i];
+            x = biased;
+        }
+        float *to = y + m * ldy + column;
+        if (mode == OUT_STORE) {
+            for (int i = 0; i < n; i++) to[i] = x[i];
+        } else if (mode == OUT_ADD) {
+            for (int i = 0; i < n; i++) to[i] += x[i];
+        } else {
+            to = y + m * ldy + pair * BLOCK;
+            for (int i = 0; i < BLOCK; i += VL) vstore(to + i, vmul(gate_vector(vload(x + i), mode == OUT_GELU), vload(x + BLOCK + i)));
+        }
+    }
+}
+
+void gemm(const activations *a, const pw_linear *w, int mode, float *y, int64_t ldy, int64_t from, int64_t to) {
+    int per_super = SUPER_ROWS / MT_MAX;
+    float out[MT_MAX * OUT_COLUMNS];
+    for (int64_t first = 0; first < a->tiles.n_tiles; first += per_super)
+        for (int64_t pair = from; pair < to; pair++)
+            for (int64_t tile = first; tile < min64(first + per_super, a->tiles.n_tiles); tile++) {
+                int n = tile_count(&a->tiles, tile);
+                tile_product(a, w, pair, tile, padded_mt(n), out);
+                write_out(w, mode, out, n, pair, y + tile_start(&a->tiles, tile) * ldy, ldy);
+            }
+}
+
+void gather_row(const pw_linear *w, int64_t row, float *out) {
+    int64_t k = round_up(w->k, GROUP), lane = row % BLOCK;
+    const uint8_t *b = w->data + row / BLOCK * block_bytes(w, k);
+    for (int64_t i = 0; i < w->k; i++) {
+        int64_t g = i / GROUP, in = i % GROUP;
+        if (w->kind == W_F32) {
+            out[i] = ((const float *)b)[i * BLOCK + lane];
+        } else if (w->kind == W_INT8) {
+            out[i] = (float)((const int8_t *)b)[(i / 2 * BLOCK + lane) * 2 + i % 2] * w->scale[row];
+        } else if (w->kind == W_Q8) {
+            const uint8_t *at = b + g * Q8_BYTES;
+            out[i] = (float)((const int8_t *)at)[(in / 2 * BLOCK + lane) * 2 + in % 2] * half_to_float(((const uint16_t *)(at + 512))[lane]);
+        } else {
+            const uint8_t *at = b + g * (w->kind == W_Q4_1 ? Q4_1_BYTES : Q4_0_BYTES);
+            const uint16_t *factors = (const uint16_t *)(at + 256);
+            uint8_t byte = at[((in % 16) / 4 * BLOCK + lane) * 4 + in % 4];
+            float scale = half_to_float(factors[lane]), code = (float)(in < 16 ? byte & 15 : byte >> 4);
+            out[i] = w->kind == W_Q4_1 ? scale * code + half_to_float(factors[BLOCK + lane]) : scale * (code - 8);
+        }
+    }
+}
+
+/* ---- entry points: rows in, optional norm or gating before, optional residual after ---- */
+enum { IN_PLAIN = 0, IN_NORM = 1, IN_SILU = 2, IN_GELU = 3 };
+
+typedef struct {
+    const float *x;
+    int64_t ldx, rows;
+    const pw_linear *w;
+    int in_mode, out_mode;
+    const float *norm;
+    float eps;
+    float *y;
+    int64_t ldy;
+    activations act;
+} linear_job;
+
+static void linear_main(int thread, int n_threads, void *arg) {
+    linear_job *j = arg;
+    int64_t from, to, k = j->w->k;
+    share(j->rows, thread, n_threads, &from, &to);
+    float *row = scratch_thread(TH_ROW, (size_t)k * 4);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = j->x + r * j->ldx;
+        if (j->in_mode == IN_NORM) norm_row(x, j->norm, j->eps, k, row);
+        else if (j->in_mode != IN_PLAIN) gate_row(x, x + k, k, j->in_mode == IN_GELU, row);
+        act_put(&j->act, r, j->in_mode == IN_PLAIN ? x : row, k);
+    }
+    barrier();
+    share(block_pairs(j->w), thread, n_threads, &from, &to);
+    gemm(&j->act, j->w, j->out_mode, j->y, j->ldy, from, to);
+}
+
+static void linear_prepare_main(int thread, int n_threads, void *arg) {
+    linear_job *j = arg;
+    if (thread == 0) {
+        int kind = act_kind(j->w->kind);
+        act_init(&j->act, kind, j->rows, j->w->k, scratch_shared(SH_ACT, act_bytes(kind, j->rows, j->w->k)));
+    }
+    barrier();
+    linear_main(thread, n_threads, arg);
+}
+
+EXPORT void pw_linear_forward(const float *x, int64_t ldx, int64_t rows, const pw_linear *w, int in_mode, const float *norm,
+                              float eps, int out_mode, float *y, int64_t ldy, int n_threads) {
+    linear_job j = {x, ldx, rows, w, in_mode, out_mode, norm, eps, y, ldy, {0}};
+    if (rows > 0) run_parallel(n_threads, linear_prepare_main, &j);
+}
+
+EXPORT void pw_gather(const pw_linear *w, const int64_t *rows, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i++) gather_row(w, rows[i], out + i * w->k);
+}

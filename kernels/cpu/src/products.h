@@ -1,0 +1,58 @@
+/* The two inner products that everything else is made of: fp32, and 16-bit by 8-bit pairs. */
+#ifndef PW_PRODUCTS_H
+#define PW_PRODUCTS_H
+
+#include "common.h"
+
+/* c[m][n] = sum over k of a[k * sk + m * sm] * b[k][n] */
+AI void product_columns(const float *a, int64_t sk, const int64_t sm, const float *b, int64_t ldb, int from, int to,
+                        float *c, int64_t ldc, const int mt, const int nv) {
+    vf acc[MT_MAX][4];
+    UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < nv; v++) acc[m][v] = vset(0);
+    for (int k = from; k < to; k++) {
+        vf x[4];
+        UNROLL for (int v = 0; v < nv; v++) x[v] = vload(b + k * ldb + v * VL);
+        UNROLL for (int m = 0; m < mt; m++) {
+            vf y = vset(a[k * sk + m * sm]);
+            UNROLL for (int v = 0; v < nv; v++) acc[m][v] = vfma(y, x[v], acc[m][v]);
+        }
+    }
+    UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < nv; v++) vstore(c + m * ldc + v * VL, acc[m][v]);
+}
+
+AI void product(const float *a, int64_t sk, const int64_t sm, const float *b, int64_t ldb, int from, int to, float *c,
+                int64_t ldc, int n_from, int n_to, const int mt) {
+    int n = n_from;
+    if (mt <= MT_MAX / 4)
+        for (; n + 4 * VL <= n_to; n += 4 * VL) product_columns(a, sk, sm, b + n, ldb, from, to, c + n, ldc, mt, 4);
+    for (; n < n_to; n += 2 * VL) product_columns(a, sk, sm, b + n, ldb, from, to, c + n, ldc, mt, 2);
+}
+
+/* as above on pairs of 16-bit and 8-bit numbers; b comes in groups of `steps` pairs, 2 * VL columns wide */
+AI void product_pairs(const int32_t *a, int64_t sk, const int64_t sm, const int8_t *const *b, const int64_t right,
+                      int n_groups, int steps, vi acc[MT_MAX][2], const int mt) {
+    const int unroll = mt == 1 ? 4 : mt <= MT_MAX / 4 ? 2 : 1;
+    vi sums[4][MT_MAX][2];
+    UNROLL for (int u = 0; u < unroll; u++) UNROLL for (int m = 0; m < mt; m++) {
+        sums[u][m][0] = izero();
+        sums[u][m][1] = izero();
+    }
+    for (int g = 0; g < n_groups; g++) {
+        const int8_t *left = b[g];
+        const int32_t *x = a + (int64_t)g * steps * sk;
+        for (int s = 0; s < steps; s += unroll) UNROLL for (int u = 0; u < unroll; u++) {
+            vi w0 = widen8(left + (s + u) * 2 * BLOCK), w1 = widen8(left + right + (s + u) * 2 * BLOCK);
+            UNROLL for (int m = 0; m < mt; m++) {
+                vi y = iset(x[(s + u) * sk + m * sm]);
+                sums[u][m][0] = dp16(sums[u][m][0], y, w0);
+                sums[u][m][1] = dp16(sums[u][m][1], y, w1);
+            }
+        }
+    }
+    UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < 2; v++)
+        acc[m][v] = unroll == 4   ? iadd(iadd(sums[0][m][v], sums[1][m][v]), iadd(sums[2][m][v], sums[3][m][v]))
+                    : unroll == 2 ? iadd(sums[0][m][v], sums[1][m][v])
+                                  : sums[0][m][v];
+}
+
+#endif

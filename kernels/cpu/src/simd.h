@@ -1,0 +1,183 @@
+/* One vector width per build: PW_AVX512 (16 lanes) or AVX2 (8 lanes), with or without VNNI. */
+#ifndef PW_SIMD_H
+#define PW_SIMD_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define AI static inline __attribute__((always_inline))
+
+#ifdef PW_AVX512
+
+#define VL 16
+typedef __m512 vf;
+typedef __m512i vi;
+
+AI vf vload(const float *p) { return _mm512_loadu_ps(p); }
+AI void vstore(float *p, vf x) { _mm512_storeu_ps(p, x); }
+AI vf vset(float x) { return _mm512_set1_ps(x); }
+AI vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
+AI vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+AI vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+AI vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
+AI vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+AI vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
+AI vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+AI vf vfnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
+AI vf vround(vf a) { return _mm512_roundscale_ps(a, 0); }
+AI float vhmax(vf a) { return _mm512_reduce_max_ps(a); }
+AI float vhsum(vf a) { return _mm512_reduce_add_ps(a); }
+AI vf vabs(vf a) { return _mm512_abs_ps(a); }
+AI vf vhalf(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+AI vf vbf16(const uint16_t *p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+AI vf vcvt(vi a) { return _mm512_cvtepi32_ps(a); }
+AI vi vcvti(vf a) { return _mm512_cvtps_epi32(a); }
+AI vf vpow2(vf n) { return _mm512_scalef_ps(_mm512_set1_ps(1.0f), n); }
+AI vf vkeep(vf x, vf other, int base, int lo, int hi) {
+    const vi iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    vi at = _mm512_add_epi32(_mm512_set1_epi32(base), iota);
+    __mmask16 in = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(lo)) &
+                   _mm512_cmplt_epi32_mask(at, _mm512_set1_epi32(hi));
+    return _mm512_mask_blend_ps(in, other, x);
+}
+
+AI vi izero(void) { return _mm512_setzero_si512(); }
+AI vi iset(int32_t x) { return _mm512_set1_epi32(x); }
+AI vi iload(const void *p) { return _mm512_loadu_si512(p); }
+AI vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
+AI vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
+AI vi ishr4(vi a) { return _mm512_srli_epi16(a, 4); }
+AI vi iadd16(vi a, vi b) { return _mm512_adds_epi16(a, b); }
+AI vi imaddubs(vi u, vi s) { return _mm512_maddubs_epi16(u, s); }
+AI vi imadd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
+AI vi iset8(int8_t x) { return _mm512_set1_epi8(x); }
+AI vi iset16(int16_t x) { return _mm512_set1_epi16(x); }
+AI vi widen8(const void *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
+AI void store16(int16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtsepi32_epi16(a)); }
+AI void store8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a)); }
+
+#ifdef PW_VNNI
+AI vi dp16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
+AI vi dp8(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
+#else
+AI vi dp16(vi acc, vi a, vi b) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b)); }
+#endif
+
+#else /* AVX2 */
+
+#define VL 8
+typedef __m256 vf;
+typedef __m256i vi;
+
+AI vf vload(const float *p) { return _mm256_loadu_ps(p); }
+AI void vstore(float *p, vf x) { _mm256_storeu_ps(p, x); }
+AI vf vset(float x) { return _mm256_set1_ps(x); }
+AI vf vadd(vf a, vf b) { return _mm256_add_ps(a, b); }
+AI vf vsub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+AI vf vmul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+AI vf vdiv(vf a, vf b) { return _mm256_div_ps(a, b); }
+AI vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+AI vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
+AI vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+AI vf vfnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
+AI vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+AI float vhmax(vf a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+AI float vhsum(vf a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+AI vf vabs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+AI vf vhalf(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+AI vf vbf16(const uint16_t *p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+AI vf vcvt(vi a) { return _mm256_cvtepi32_ps(a); }
+AI vi vcvti(vf a) { return _mm256_cvtps_epi32(a); }
+AI vf vpow2(vf n) {
+    vi e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+AI vf vkeep(vf x, vf other, int base, int lo, int hi) {
+    const vi iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    vi at = _mm256_add_epi32(_mm256_set1_epi32(base), iota);
+    vi out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), at),
+                             _mm256_cmpgt_epi32(at, _mm256_set1_epi32(hi - 1)));
+    return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(out));
+}
+
+AI vi izero(void) { return _mm256_setzero_si256(); }
+AI vi iset(int32_t x) { return _mm256_set1_epi32(x); }
+AI vi iload(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+AI vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
+AI vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
+AI vi ishr4(vi a) { return _mm256_srli_epi16(a, 4); }
+AI vi iadd16(vi a, vi b) { return _mm256_add_epi16(a, b); }
+AI vi imaddubs(vi u, vi s) { return _mm256_maddubs_epi16(u, s); }
+AI vi imadd16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
+AI vi iset8(int8_t x) { return _mm256_set1_epi8(x); }
+AI vi iset16(int16_t x) { return _mm256_set1_epi16(x); }
+AI vi widen8(const void *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+AI void store16(int16_t *p, vi a) {
+    _mm_storeu_si128((__m128i *)p,
+                     _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+}
+AI void store8(int8_t *p, vi a) {
+    __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(w, w));
+}
+
+#ifdef PW_VNNI
+AI vi dp16(vi acc, vi a, vi b) { return _mm256_dpwssd_avx_epi32(acc, a, b); }
+AI vi dp8(vi acc, vi u, vi s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
+#else
+AI vi dp16(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+#endif
+
+#endif
+
+/* exp for x <= 88: degree-6 polynomial after Cody-Waite reduction; exp(0) is exactly 1. */
+AI vf vexp(vf x) {
+    x = vmin(vmax(x, vset(-87.0f)), vset(88.0f));
+    vf n = vround(vmul(x, vset(1.44269504088896341f)));
+    vf r = vfnma(n, vset(0.693359375f), x);
+    r = vfnma(n, vset(-2.12194440e-4f), r);
+    vf p = vset(1.9875691500e-4f);
+    p = vfma(p, r, vset(1.3981999507e-3f));
+    p = vfma(p, r, vset(8.3334519073e-3f));
+    p = vfma(p, r, vset(4.1665795894e-2f));
+    p = vfma(p, r, vset(1.6666665459e-1f));
+    p = vfma(p, r, vset(5.0000001201e-1f));
+    p = vfma(vmul(r, r), p, vadd(r, vset(1.0f)));
+    return vmul(p, vpow2(n));
+}
+
+AI float exp1(float x) {
+    float lanes[VL];
+    vstore(lanes, vexp(vset(x)));
+    return lanes[0];
+}
+
+AI float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+AI uint16_t float_to_half(float x) {
+    return (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT));
+}
+AI float bf16_to_float(uint16_t b) {
+    union { uint32_t u; float f; } x = {.u = (uint32_t)b << 16};
+    return x.f;
+}
+AI uint16_t float_to_bf16(float f) {
+    union { float f; uint32_t u; } x = {.f = f};
+    if ((x.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((x.u >> 16) | 0x40);
+    return (uint16_t)((x.u + 0x7fffu + ((x.u >> 16) & 1)) >> 16);
+}
+
+#endif
