@@ -120,6 +120,7 @@ class Summary:
     prompt_tokens: int = 0
     output_tokens: int = 0
     max_concurrency: int = 0
+    seam_seconds: dict[str, float] = field(default_factory=dict)
     lag_p50_ms: float = 0.0
     lag_p99_ms: float = 0.0
 

@@ -1,0 +1,65 @@
+"""One run of one workload against one running arm."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from core.lab.errors import TargetError
+from core.lab.generator import Job
+from core.lab.hosts import Host
+from core.lab.loadgen import measure
+from core.lab.metrics import RequestRecord, Summary, summarize
+from core.lab.observe import Watch
+from core.lab.workloads import Workload
+
+WARMUP_SEED = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    summary: Summary
+    records: Sequence[RequestRecord]
+    seconds: float
+
+
+def run_trial(
+    host: Host,
+    workload: Workload,
+    seed: int,
+    targets: Mapping[str, float],
+    warmup: int = 1,
+    deadline_s: float | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Outcome:
+    """Warms the arm up with `warmup` sessions of other text, then measures one run.
+
+    `targets`: milliseconds by latency name, for goodput. TargetError when no request got its answer;
+    DeadlineReached after `deadline_s` seconds.
+    """
+    began = time.monotonic()
+    warm = workload.model_copy(update={"n": warmup}).sessions(seed + WARMUP_SEED) if warmup else []
+    job = Job(host.target, tuple(warm), tuple(workload.sessions(seed)), workload.load, seed)
+    watch = Watch(host)
+    try:
+        records = measure(job, watch.start, progress, deadline_s)
+    finally:
+        watch.stop()
+    seen, seams = watch.seen()
+    summary = summarize(records, max(r.ended for r in records), targets)
+    if not summary.completed:
+        worst, times = Counter(summary.errors).most_common(1)[0]
+        raise TargetError(f"the target failed all {summary.requests} requests ({times} x {worst}).")
+    summary = replace(summary, values=summary.values | seen, seam_seconds=seams)
+    return Outcome(summary, records, time.monotonic() - began)
+
+
+def describe_errors(summary: Summary) -> str:
+    """Empty when every request got its answer."""
+    failed = summary.requests - summary.completed
+    if not failed:
+        return ""
+    what = ", ".join(f"{n} x {error}" for error, n in Counter(summary.errors).most_common())
+    return f"{failed} of {summary.requests} requests failed ({what})"
