@@ -47,6 +47,10 @@ class PrefixCache(Part[Options], ABC):
     def match(self, tokens: Sequence[int], salt: str) -> Match:
         """The longest cached prefix in whole pages. Does not lock it."""
 
+    def peek(self, tokens: Sequence[int], salt: str) -> int:
+        """How many tokens `match` would find. Not a use, where a cache can tell: overridden to leave no trace."""
+        return len(self.match(tokens, salt).pages) * self.page_size
+
     @abstractmethod
     def lock(self, match: Match) -> None:
         """Keep the matched pages from eviction until `unlock`; locks count."""
