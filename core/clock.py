@@ -23,6 +23,11 @@ class Clock:
             yield
         finally:
             elapsed = time.perf_counter() - started
-            self.seconds[seam] += elapsed - self._inner.pop()
-            if self._inner:
-                self._inner[-1] += elapsed
+            self.seconds[seam] -= self._inner.pop()
+            self.add(seam, elapsed)
+
+    def add(self, seam: str, elapsed: float) -> None:
+        """Count a span measured elsewhere, inside the open one."""
+        self.seconds[seam] += elapsed
+        if self._inner:
+            self._inner[-1] += elapsed

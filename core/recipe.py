@@ -222,7 +222,7 @@ def kv_bytes(recipe: Recipe) -> int:
 
 
 def _met(need: str, given: set[str]) -> bool:
-    return any(option in given or f"{option.split(':')[0]}:*" in given for option in need.split("|"))
+    return any(option in given or f"{option.split(':')[0]}:any" in given for option in need.split("|"))
 
 
 def _offers(need: str, registry: Registry) -> str:

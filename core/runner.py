@@ -101,7 +101,7 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Final hidden states [T, H]. Writes keys and values to the pages on the way."""
-        layers, seconds = self.model.layers, self._clock.seconds
+        layers, add = self.model.layers, self._clock.add
         prepared = self.kernel.prepare(batch, layers)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
@@ -110,8 +110,8 @@ class Runner:
             kv.write(k, v, batch.groups[spec.group].slots)
             written = time.perf_counter()
             out = self.kernel.forward(q, kv, spec, batch, prepared)
-            seconds["quantizer.kv"] += written - started
-            seconds["attention.kernel"] += time.perf_counter() - written
+            add("quantizer.kv", written - started)
+            add("attention.kernel", time.perf_counter() - written)
             return out
 
         return self.model.forward(batch, attend)

@@ -1,0 +1,184 @@
+"""From a recipe to an engine: resolve the parts, list what cannot work, load the model, put it together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import torch
+
+from core.clock import Clock
+from core.engine import Engine, Limits
+from core.hooks import OBSERVER_GROUP, Observers
+from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
+from core.kv import LayerKV, Pool, page_bytes, pool_sizes
+from core.memory import Memory, Pages
+from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
+from core.registry import Registry, near
+from core.runner import Attend, Runner
+from core.types import Batch, Budget, KVGroup, LayerSpec
+
+
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+class LoadedModel(Protocol):
+    """What the engine needs of a model, wherever it comes from."""
+
+    @property
+    def groups(self) -> Sequence[KVGroup]: ...
+    @property
+    def layers(self) -> Sequence[LayerSpec]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> Iterable[int]: ...
+    def forward(self, batch: Batch, attend: Attend) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+def build_engine(recipe: Recipe | Mapping[str, Any]) -> Engine:
+    """Load the recipe's model and build its engine. RecipeError lists every reason why that cannot work, before any
+    weight is loaded."""
+    from core.models.loading import load_model, open_model
+
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.model_validate(recipe)
+    registry = recipe.registry()
+    chosen = resolve(recipe, registry)
+    torch.set_num_threads(_threads(recipe))
+    opened = open_model(recipe.model)
+    context = _context(recipe, chosen, opened.max_positions, opened.vocab_size)
+    check(incompatibilities(chosen, registry, context, opened.needs, opened.gives), recipe)
+    structure = _build(registry, chosen["attention.structure"], context)
+    weights = _build(registry, chosen["quantizer.weights"], context)
+    model = load_model(opened, structure=structure, weights=weights, dtype=getattr(torch, recipe.engine.dtype))
+    return assemble(recipe, chosen, registry, model)
+
+
+def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, model: LoadedModel) -> Engine:
+    """An engine over a loaded model."""
+    clock, observers = Clock(), _observers(recipe)
+    context = _context(recipe, chosen, model.max_positions, model.vocab_size)
+    pages, kv = _pools(recipe, chosen, registry, model, context, clock)
+    context = replace(context, page_bytes=pages[0].allocator.page_bytes)
+    eviction = _build(registry, chosen["prefix_cache.eviction"], context)
+    cache_context = CacheContext(**{**vars(context), "eviction": eviction})
+    drafter = _build(registry, chosen["drafter"], context)
+    draft_k = getattr(chosen["drafter"].options, "k", 0)
+    memory = Memory(
+        pages,
+        _build(registry, chosen["prefix_cache"], cache_context),
+        cache_label=_label(chosen["prefix_cache"]),
+        step_tokens=context.token_budget,
+        decode_tokens=1 + draft_k,
+        clock=clock,
+        on_evicted=lambda n: observers.call("on_evicted", pages=n),
+    )
+    kernel = _build(registry, chosen["attention.kernel"], context)
+    engine = Engine(
+        runner=Runner(model, kernel, kv, context.page_size, len(pages), clock),
+        memory=memory,
+        scheduler=_build(registry, chosen["scheduler"], context),
+        drafter=drafter,
+        limits=Limits(
+            max_model_len=context.max_model_len,
+            max_waiting=recipe.engine.max_waiting,
+            budget=Budget(context.token_budget, context.max_running),
+            draft_k=draft_k,
+            vocab_size=model.vocab_size,
+            eos_token_ids=frozenset(model.eos_token_ids),
+        ),
+        labels={seam: _label(part) for seam, part in chosen.items()},
+        observers=observers,
+        clock=clock,
+        needs_hidden="hidden_states" in chosen["drafter"].info.requires,
+        seed=recipe.engine.seed,
+    )
+    for part in chosen.values():
+        observers.call(
+            "on_plugin_loaded",
+            seam=part.seam,
+            name=part.info.name,
+            distribution=part.distribution,
+            version=part.version,
+        )
+    return engine
+
+
+def _context(recipe: Recipe, chosen: Mapping[str, Chosen], max_positions: int, vocab_size: int) -> BuildContext:
+    asked = recipe.engine.max_model_len
+    if asked is not None and asked > max_positions:
+        raise RecipeError(
+            f"engine.max_model_len is {asked}, but the model has {max_positions} positions; ask for fewer"
+        )
+    scheduler: Any = chosen["scheduler"].options
+    allocator: Any = chosen["kv_allocator"].options
+    return BuildContext(
+        page_size=allocator.page_size,
+        max_model_len=asked or min(max_positions, DEFAULT_MAX_MODEL_LEN),
+        max_running=scheduler.max_running,
+        token_budget=scheduler.token_budget,
+        vocab_size=vocab_size,
+        threads=_threads(recipe),
+    )
+
+
+def _pools(
+    recipe: Recipe,
+    chosen: Mapping[str, Chosen],
+    registry: Registry,
+    model: LoadedModel,
+    context: BuildContext,
+    clock: Clock,
+) -> tuple[list[Pages], dict[int, LayerKV]]:
+    budget = kv_bytes(recipe)
+    quantizer = _build(registry, chosen["quantizer.kv"], context)
+    groups = list(model.groups)
+    sizes = [page_bytes(g, quantizer.format(g, context.page_size, model.dtype), context.page_size) for g in groups]
+    counts = pool_sizes(groups, sizes, context.page_size, budget, context.token_budget, context.max_running)
+    if min(counts) < 1:
+        raise RecipeError(
+            f"memory.kv_bytes is {budget:,} bytes, but a page of {context.page_size} tokens takes {sum(sizes):,}; "
+            "give it more, or make kv_allocator.page_size smaller"
+        )
+    pages, kv = [], {}
+    for index, (group, n_pages, size) in enumerate(zip(groups, counts, sizes, strict=True)):
+        pool = Pool(group, index, n_pages, context.page_size, quantizer, model.dtype)
+        pool_context = PoolContext(**{**vars(context), "page_bytes": size, "n_pages": n_pages, "group": group})
+        allocator = _build(registry, chosen["kv_allocator"], pool_context)
+        pages.append(Pages(allocator, pool, _label(chosen["kv_allocator"]), clock))
+        kv.update(pool.layers)
+    return pages, kv
+
+
+def _observers(recipe: Recipe) -> Observers:
+    observers = Observers()
+    points = {point.name: point for point in entry_points(group=OBSERVER_GROUP)}
+    for name in recipe.observers:
+        if name not in points:
+            raise RecipeError(f"there is no observer named {name!r}{near(name, list(points))}")
+        try:
+            found = points[name].load()
+            observers.register(found() if isinstance(found, type) else found, name)
+        except Exception as error:
+            raise RecipeError(f"observer {name!r} does not load: {type(error).__name__}: {error}") from error
+    return observers
+
+
+def _build(registry: Registry, part: Chosen, context: BuildContext) -> Any:
+    return registry.build(part.seam, part.info.name, part.options, context)
+
+
+def _label(part: Chosen) -> str:
+    return f"{part.seam} {part.info.name!r} of {part.distribution} {part.version}"
+
+
+def _threads(recipe: Recipe) -> int:
+    return recipe.engine.threads or len(os.sched_getaffinity(0))
