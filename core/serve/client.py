@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from core.serve.launch import EngineProcess
@@ -32,7 +32,6 @@ from core.serve.wire import (
 from core.types import Event, InvalidRequest, PartwiseError, QueueFull, Request
 
 State = Literal["starting", "ready", "hung", "dead"]
-Inbox = asyncio.Queue["Event | EngineDown"]
 
 _WATCH_SECONDS: Final = 0.2
 _CLOSE_SECONDS: Final = 5.0
@@ -40,6 +39,9 @@ _CLOSE_SECONDS: Final = 5.0
 
 class EngineDown(PartwiseError):
     """The engine is not there: starting, hung or dead."""
+
+
+Inbox = asyncio.Queue[Event | EngineDown]
 
 
 class RequestFault(PartwiseError):
@@ -52,7 +54,8 @@ class EngineClient:
     def __init__(self, engine: EngineProcess, hang_seconds: float) -> None:
         self.state: State = "starting"
         self.trouble = "the engine is starting"
-        self.info: Mapping[str, Any] = {}
+        self.ready: Ready | None = None
+        self.on_batch: Callable[[int], None] = lambda size: None
         self.last_stats: Mapping[str, Any] = {}
         self._engine = engine
         self._hang_seconds = hang_seconds
@@ -62,15 +65,14 @@ class EngineClient:
         self._stats_waiters: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def start(self, recipe: Mapping[str, Any]) -> Ready:
         """Build the engine; what it says of itself. EngineDown: it cannot start, and why."""
         self._engine.sock.setblocking(False)
         self._reader, self._writer = await asyncio.open_connection(sock=self._engine.sock)
-        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         self._send(Start(dict(recipe)))
-        await self._started
-        return self.info
+        return await self._started
 
     @property
     def num_live(self) -> int:
@@ -114,6 +116,12 @@ class EngineClient:
                 await asyncio.wait_for(waiter, timeout)
         return self.last_stats
 
+    def end_all(self, why: str) -> None:
+        """End every live request with an error."""
+        for id in list(self._inboxes):
+            self._inboxes.pop(id).put_nowait(EngineDown(why))
+            self._send(Abort(id))
+
     async def close(self) -> int | None:
         """End the engine process, by force if it does not end itself; its exit code, None if it was killed."""
         self._send(Shutdown())
@@ -147,7 +155,9 @@ class EngineClient:
 
     def _take(self, reply: Reply) -> None:
         match reply:
-            case Stepped(events):
+            case Stepped(events, batch_size):
+                if batch_size:
+                    self.on_batch(batch_size)
                 for event in events:
                     if event.id in self._inboxes:
                         self._inboxes[event.id].put_nowait(event)
@@ -158,9 +168,9 @@ class EngineClient:
                 _settle([self._answers[id]] if id in self._answers else [], None)
             case Refused(id):
                 _settle([self._answers[id]] if id in self._answers else [], _error(reply))
-            case Ready(info):
-                self.state, self.info = "ready", info
-                _settle([self._started], None)
+            case Ready():
+                self.state, self.ready = "ready", reply
+                self._started.set_result(reply)
             case Failed(message):
                 self._fail("dead", message)
 
@@ -176,11 +186,11 @@ class EngineClient:
 
     def _fail(self, state: State, message: str) -> None:
         self.state, self.trouble = state, message
-        for id in list(self._inboxes):
-            self._inboxes.pop(id).put_nowait(EngineDown(message))
-            self._send(Abort(id))
+        self.end_all(message)
         self.last_stats = {} if state == "dead" else self.last_stats
-        _settle([*self._answers.values(), self._started], EngineDown(message))
+        if not self._started.done():
+            self._started.set_exception(EngineDown(message))
+        _settle([*self._answers.values()], EngineDown(message))
         _settle(self._stats_waiters, None)
 
 

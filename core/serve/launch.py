@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-DEFAULT_FACTORY: Final = "core.engine:build_engine"
+DEFAULT_FACTORY: Final = "core.build:build_engine"
 
 
 @dataclass(frozen=True, slots=True)

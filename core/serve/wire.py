@@ -15,7 +15,7 @@ _LENGTH: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _LENGTH.size
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Message(msgspec.Struct, array_like=True, tag=True):
     """Base of all messages."""
 
 
@@ -48,9 +48,9 @@ Command = Start | Add | Abort | AskStats | Shutdown
 
 
 class Ready(Message):
-    """The engine can serve. `info`: what the API process must know of it."""
+    """The engine can serve."""
 
-    info: dict[str, Any]
+    max_model_len: int
 
 
 class Failed(Message):
@@ -71,9 +71,10 @@ class Refused(Message):
 
 
 class Stepped(Message):
-    """What one step did; also the sign that the engine lives."""
+    """What one step did, computing `batch_size` sequences; also the sign that the engine lives."""
 
     events: tuple[Event, ...]
+    batch_size: int
 
 
 class Stats(Message):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
+from core.hooks import Observers, hookimpl
 from core.serve.wire import (
     Abort,
     Accepted,
@@ -38,13 +39,20 @@ STATS_SECONDS: Final = 0.5
 log = logging.getLogger("partwise.engine")
 
 
+class Limits(Protocol):
+    @property
+    def max_model_len(self) -> int: ...
+
+
 class Engine(Protocol):
     """What the server needs of an engine."""
 
     @property
+    def limits(self) -> Limits: ...
+    @property
+    def observers(self) -> Observers: ...
+    @property
     def has_work(self) -> bool: ...
-    def info(self) -> Mapping[str, Any]:
-        """`max_model_len` and whatever else the server shows."""
     def add(self, request: Request) -> None: ...
     def abort(self, id: str, index: int | None = None) -> None: ...
     def step(self) -> list[Event]: ...
@@ -81,7 +89,7 @@ def _build(reference: str, commands: queue.SimpleQueue[Command], sock: socket.so
         if not isinstance(start, Start):
             return None
         engine: Engine = build(start.recipe)
-        sock.sendall(frame([Ready(dict(engine.info()))]))
+        sock.sendall(frame([Ready(engine.limits.max_model_len)]))
         return engine
     except PartwiseError as error:
         sock.sendall(frame([Failed(str(error))]))
@@ -96,6 +104,17 @@ def _factory(reference: str) -> Callable[[Mapping[str, Any]], Engine]:
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
+class BatchSizes:
+    """An observer that keeps how many sequences the last step computed."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    @hookimpl
+    def on_step(self, stats: Mapping[str, Any]) -> None:
+        self.last = stats["batch_size"]
+
+
 class Loop:
     """Takes what has been asked, steps while there is work, and reports once a step."""
 
@@ -103,6 +122,8 @@ class Loop:
         self._engine = engine
         self._commands = commands
         self._sock = sock
+        self._batches = BatchSizes()
+        engine.observers.register(self._batches)
         self._stats_due = 0.0
         self._ended = False
 
@@ -121,7 +142,9 @@ class Loop:
     def _turn(self) -> None:
         self._send([reply for command in self._asked() for reply in self._do(command)])
         if self._engine.has_work and not self._ended:
-            self._send([Stepped(tuple(self._engine.step()))])
+            self._batches.last = 0
+            events = tuple(self._engine.step())
+            self._send([Stepped(events, self._batches.last)])
         if not self._engine.has_work or time.monotonic() >= self._stats_due:
             self._send_stats()
 
