@@ -58,7 +58,8 @@ __all__ = [
 def suite_for(seam: str) -> type[Suite]:
     """The seam's suite. KeyError: there is no such seam."""
     module, _, name = SUITES[seam].partition(":")
-    return getattr(importlib.import_module(f"core.testing.{module}"), name)
+    suite: type[Suite] = getattr(importlib.import_module(f"core.testing.{module}"), name)
+    return suite
 
 
 def conformance(seam: str, part: str, *, plugin_path: str | None = None, **options: Any) -> type[Suite]:

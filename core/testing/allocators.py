@@ -21,7 +21,8 @@ class AllocatorSuite(SameOutput, Suite):
     def pool(self, n_pages: int = 32) -> KVAllocator:
         size = self.page_size
         context = PoolContext(page_size=size, page_bytes=PAGE_BYTES, n_pages=n_pages, max_model_len=n_pages * size)
-        return self.build(context, page_size=size)
+        pool: KVAllocator = self.build(context, page_size=size)
+        return pool
 
     def tokens(self, n_pages: int) -> int:
         return n_pages * self.page_size
@@ -151,10 +152,10 @@ class AllocatorSuite(SameOutput, Suite):
         for n in range(1, free + 1):
             waste = pool.external_waste(n)
             assert 0 <= waste <= free, f"external_waste({n}) is {waste} of {free} free pages"
-            pages = pool.allocate(self.tokens(n), upper_bound=self.tokens(n))
-            assert pages is not None or waste > 0, f"external_waste({n}) is 0, yet {n} of {free} pages cannot be had"
-            assert pages is None or waste < free, f"external_waste({n}) counts all {free} pages, yet {n} can be had"
-            pool.free(pages or [])
+            given = pool.allocate(self.tokens(n), upper_bound=self.tokens(n))
+            assert given is not None or waste > 0, f"external_waste({n}) is 0, yet {n} of {free} pages cannot be had"
+            assert given is None or waste < free, f"external_waste({n}) counts all {free} pages, yet {n} can be had"
+            pool.free(given or [])
 
     def test_l1_pools_are_independent(self) -> None:
         one, other = self.pool(8), self.pool(8)

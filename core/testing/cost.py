@@ -29,7 +29,7 @@ def _time(call: Callable[[], object], loops: int) -> float:
 
 def assert_cost(us: float, budget_us: float, what: str) -> None:
     assert us <= budget_us, (
-        f"{what} takes {us:.0f} us, more than the {budget_us:.0f} us it may; declare `cost_us:<number>` if that is meant"
+        f"{what} takes {us:.0f} us, more than the {budget_us:.0f} us it may; declare `cost_us:<number>` if it must"
     )
 
 

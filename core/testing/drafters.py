@@ -31,7 +31,8 @@ class DrafterSuite(SameOutput, Suite):
     seam: ClassVar[str] = "drafter"
 
     def drafter(self, vocab: int = VOCAB, k: int = 4) -> Drafter:
-        return self.build(BuildContext(vocab_size=vocab, max_running=8), k=k)
+        drafter: Drafter = self.build(BuildContext(vocab_size=vocab, max_running=8), k=k)
+        return drafter
 
     def view(self, tokens: Sequence[int], k: int = 4, id: str = "s0", temperature: float = 0.0) -> DraftView:
         hidden = None
@@ -89,7 +90,8 @@ class DrafterSuite(SameOutput, Suite):
         self.drafter().propose(views)
         for view, tokens, states in zip(views, before, hidden, strict=True):
             assert list(view.tokens) == tokens, f"propose changed the tokens of {view.id}"
-            assert states is None or torch.equal(view.hidden, states), f"propose changed the hidden states of {view.id}"
+            same = states is None or view.hidden is None or torch.equal(view.hidden, states)
+            assert same, f"propose changed the hidden states of {view.id}"
 
     def test_l1_forget_starts_anew(self) -> None:
         drafter = self.drafter()
@@ -167,7 +169,7 @@ class DrafterSuite(SameOutput, Suite):
         return tuple(tokens[len(prompt) :])
 
     def _language(self) -> dict[tuple[int, ...], float]:
-        texts = {(): 1.0}
+        texts: dict[tuple[int, ...], float] = {(): 1.0}
         for _ in range(3):
             texts = {
                 (*text, token): p * q

@@ -27,7 +27,8 @@ class EvictionSuite(SameOutput, Suite):
     cost_us: ClassVar[float] = 50.0
 
     def policy(self) -> EvictionPolicy:
-        return self.build(BuildContext())
+        policy: EvictionPolicy = self.build(BuildContext())
+        return policy
 
     # --- level 1 ---------------------------------------------------------------------------------------------------
 

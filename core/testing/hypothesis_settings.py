@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
@@ -25,4 +26,6 @@ def suite_settings(examples: int = 30, steps: int = 40) -> settings:
 
 def run_machine(machine: Callable[[], RuleBasedStateMachine], examples: int = 30, steps: int = 40) -> None:
     """Drive a machine through many orders of its rules."""
-    run_state_machine_as_test(machine, settings=suite_settings(examples, steps), _min_steps=1)
+    run_state_machine_as_test(
+        cast(type[RuleBasedStateMachine], machine), settings=suite_settings(examples, steps), _min_steps=1
+    )

@@ -28,15 +28,21 @@ class KernelSuite(SameOutput, Suite):
     tolerance: ClassVar[float] = TOLERANCE
     cost_us: ClassVar[float] = 20_000.0
 
+    @property
+    def context(self) -> BuildContext:
+        return BuildContext(page_size=self.page_size)
+
     def quantizer(self, name: str = "none") -> KVQuantizer:
         try:
             options = self.registry.options("quantizer.kv", name, {})
-            return self.registry.build("quantizer.kv", name, options, BuildContext(page_size=self.page_size))
+            found: KVQuantizer = self.registry.build("quantizer.kv", name, options, self.context)
+            return found
         except PartError as error:
             raise unittest.SkipTest(f"no KV format {name!r} to read: {error}") from None
 
     def kernel(self) -> AttentionKernel:
-        return self.build(BuildContext(page_size=self.page_size))
+        kernel: AttentionKernel = self.build(self.context)
+        return kernel
 
     def case(self, rows: Sequence[Row], quantizer: KVQuantizer | None = None, **settings: Any) -> Case:
         return make_case(rows, quantizer or self.quantizer(self.formats[0]), page_size=self.page_size, **settings)

@@ -28,7 +28,8 @@ class KVQuantizerSuite(SameOutput, Suite):
     cost_us: ClassVar[float] = 5_000.0
 
     def quantizer(self) -> KVQuantizer:
-        return self.build(BuildContext(page_size=self.page_size))
+        quantizer: KVQuantizer = self.build(BuildContext(page_size=self.page_size))
+        return quantizer
 
     def pool(self, quantizer: KVQuantizer, n_pages: int = 6, group: KVGroup = GROUP) -> Pool:
         return Pool(group, 0, n_pages, self.page_size, quantizer, torch.float32)
@@ -59,7 +60,8 @@ class KVQuantizerSuite(SameOutput, Suite):
             over = error - allowed
             token = int(over.max(-1).values.argmax())
             assert bool((over <= 1e-9).all()), (
-                f"{what}: {name} of token {token} are off by {error[token].max():.2g}; {allowed[token].min():.2g} allowed"
+                f"{what}: {name} of token {token} are off by {error[token].max():.2g}; "
+                f"{allowed[token].min():.2g} is allowed"
             )
 
     def _size(self, wanted: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ class KVQuantizerSuite(SameOutput, Suite):
         size = wanted.double().pow(2).mean(-1).sqrt()
         if "per_page" not in self.card.provides:
             return size
-        return torch.cat([page.amax(0, keepdim=True).expand_as(page) for page in size.split(self.page_size)])
+        return torch.cat([page.amax(0, keepdim=True).expand_as(page) for page in torch.split(size, self.page_size)])
 
     # --- level 1 ---------------------------------------------------------------------------------------------------
 
@@ -102,8 +104,7 @@ class KVQuantizerSuite(SameOutput, Suite):
         pool, size = self.pool(quantizer), self.page_size
         k, v = self.numbers(2 * size)
         quantizer.write(pool.layers[0].storage, k, v, self.slots([4, 1], 2 * size))
-        before = quantizer.read(pool.layers[0].storage, torch.tensor([4, 1]), 2 * size)
-        before = tuple(t.clone() for t in before)
+        before = [t.clone() for t in quantizer.read(pool.layers[0].storage, torch.tensor([4, 1]), 2 * size)]
         loud = self.numbers(3 * size, seed=1, scale=50.0)
         quantizer.write(pool.layers[0].storage, *loud, self.slots([0, 5, 2], 3 * size))
         after = quantizer.read(pool.layers[0].storage, torch.tensor([4, 1]), 2 * size)

@@ -86,13 +86,13 @@ class AllocatorMachine(RuleBasedStateMachine):
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests that arrive, are aborted and are served in any order; no rule may break, and all drain in the end."""
 
+    CLIENT = st.sampled_from(["a", "b"])
+
     def __init__(self, suite: SchedulerSuite) -> None:
         super().__init__()
         self.world = suite.world(pages=20, tokens=16, running=3, drafts=2)
 
-    @rule(
-        prompt=st.integers(1, 40), output=st.integers(1, 20), priority=st.integers(0, 2), client=st.sampled_from("ab")
-    )
+    @rule(prompt=st.integers(1, 40), output=st.integers(1, 20), priority=st.integers(0, 2), client=CLIENT)
     def add(self, prompt: int, output: int, priority: int, client: str) -> None:
         self.world.add(prompt, output, priority, client)
 

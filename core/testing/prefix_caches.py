@@ -7,6 +7,7 @@ import unittest
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, ClassVar
 
@@ -80,14 +81,12 @@ class Ledger:
             assert held == wanted, f"page {page} holds {held} (salt, tokens), but is matched for {wanted}"
 
     def assert_longest(self, match: Match, tokens: Sequence[int], salt: str = "") -> None:
-        size, tokens = self.cache.page_size, tuple(tokens)
+        size, tokens, found = self.cache.page_size, tuple(tokens), len(match.pages)
         kept = set(self.contents.values())
         longest = 0
         while (longest + 1) * size <= len(tokens) and (salt, tokens[: (longest + 1) * size]) in kept:
             longest += 1
-        assert len(match.pages) == longest, (
-            f"{len(match.pages)} pages matched of {longest} that are cached for {tokens}"
-        )
+        assert found == longest, f"{found} pages matched of {longest} that are cached for {tokens}"
 
     def assert_counted(self) -> None:
         kept = len(self.contents)
@@ -191,9 +190,7 @@ class PrefixCacheSuite(SameOutput, Suite):
         tokens[:] = [0] * len(tokens)
         pages[:] = [0] * len(pages)
         found = ledger.cache.match(self.text(3), "").pages
-        assert found == insertion.match.pages, (
-            "the cache keeps the caller's list: changing that changed what is matched"
-        )
+        assert found == insertion.match.pages, "the cache keeps a list of the caller's; changing it changed a match"
 
     def test_l1_evicting_nothing_gives_nothing(self) -> None:
         ledger = self.ledger()
@@ -274,7 +271,7 @@ class PrefixCacheSuite(SameOutput, Suite):
             cache.evict(len(cache.insert(self.text(8, start=10**7 + 1000 * n), pages, "").adopted))
 
         for what, call in (("a match of 8 pages", self._match), ("an insert and an evict of 8 pages", turn_over)):
-            few, many = microseconds(lambda: call(small), repeats=5), microseconds(lambda: call(large), repeats=5)
+            few, many = (microseconds(partial(call, cache), repeats=5) for cache in (small, large))
             assert_cost(few, budget, f"{what}, 100 prefixes cached,")
             assert_growth(few, many, power, f"{what}, with 10 times the prefixes,")
 

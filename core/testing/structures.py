@@ -48,7 +48,8 @@ class StructureSuite(SameOutput, Suite):
     cost_us: ClassVar[float] = 20_000.0
 
     def structure(self) -> AttentionStructure:
-        return self.build(BuildContext())
+        structure: AttentionStructure = self.build(BuildContext())
+        return structure
 
     def groups(self, shape: Shape) -> list[KVGroup]:
         return list(self.structure().kv_groups(shape))
@@ -73,7 +74,8 @@ class StructureSuite(SameOutput, Suite):
                     kept = (group.kv_heads, group.key_dim, group.value_dim, group.value_in_key)
                     wanted = (needed.kv_heads, needed.key_dim, needed.value_dim, needed.value_in_key)
                     assert kept == wanted, (
-                        f"{name}: layer {layer} needs {wanted} (heads, key, value, value in key), {group.name} has {kept}"
+                        f"{name}: layer {layer} needs {wanted} (heads, key and value width, value in key), "
+                        f"{group.name} has {kept}"
                     )
 
     def test_l1_windows_are_not_shortened(self) -> None:

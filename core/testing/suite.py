@@ -147,9 +147,7 @@ class Suite:
         model, (_, base) = self.card.options, BASES[self.seam]
         assert issubclass(model, base), f"{model.__name__} must derive from core.interfaces.{base.__name__}"
         assert model.model_config.get("extra") == "forbid", f"{model.__name__} accepts unknown keys: keep extra=forbid"
-        assert model.model_config.get("frozen"), (
-            f"{model.__name__} can change after the recipe was checked: keep frozen"
-        )
+        assert model.model_config.get("frozen"), f"{model.__name__} can be changed: keep frozen=True"
         given = {**self.options, "no_such_option": 1}
         try:
             self.registry.options(self.seam, self.part, given)

@@ -68,7 +68,8 @@ def _tensors(kind: str) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(7)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
+        made: Tensor = torch.randn(rows, columns, generator=generator) * gain / columns**0.5
+        return made
 
     gemma = kind == "windowed"
     norm = torch.zeros if gemma else torch.ones

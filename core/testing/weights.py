@@ -57,7 +57,8 @@ class WeightQuantizerSuite(SameOutput, Suite):
     cost_us: ClassVar[float] = 5_000.0
 
     def quantizer(self) -> WeightQuantizer:
-        return self.build(BuildContext())
+        quantizer: WeightQuantizer = self.build(BuildContext())
+        return quantizer
 
     @property
     def bound(self) -> float:
@@ -65,7 +66,8 @@ class WeightQuantizerSuite(SameOutput, Suite):
 
     def matrix(self, rows: int, columns: int, kind: str = "gaussian", seed: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return MATRICES[kind](torch.randn(rows, columns, generator=generator))
+        made: Tensor = MATRICES[kind](torch.randn(rows, columns, generator=generator))
+        return made
 
     def inputs(self, n: int, width: int) -> Tensor:
         return torch.randn(n, width, generator=torch.Generator().manual_seed(99))

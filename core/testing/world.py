@@ -38,15 +38,41 @@ class FakeSequence:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a scheduler may only read sequences, and this one set {name}")
 
-    id = property(lambda self: self._state.id)
-    arrival = property(lambda self: self._state.arrival)
-    priority = property(lambda self: self._state.priority)
-    client = property(lambda self: self._state.client)
-    num_prompt_tokens = property(lambda self: self._state.num_prompt_tokens)
-    num_tokens = property(lambda self: self._state.num_tokens)
-    num_computed = property(lambda self: self._state.num_computed)
-    num_drafts = property(lambda self: self._state.num_drafts)
-    max_total = property(lambda self: self._state.max_total)
+    @property
+    def id(self) -> str:
+        return self._state.id
+
+    @property
+    def arrival(self) -> float:
+        return self._state.arrival
+
+    @property
+    def priority(self) -> int:
+        return self._state.priority
+
+    @property
+    def client(self) -> str:
+        return self._state.client
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._state.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self._state.num_tokens
+
+    @property
+    def num_computed(self) -> int:
+        return self._state.num_computed
+
+    @property
+    def num_drafts(self) -> int:
+        return self._state.num_drafts
+
+    @property
+    def max_total(self) -> int:
+        return self._state.max_total
 
     @property
     def remaining(self) -> int:
