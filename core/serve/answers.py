@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from core.serve.generation import Generation
-from core.serve.protocol import CompletionRequest
+from core.serve.protocol import CompletionRequest, GenerationRequest
 from core.text import Delta, Detokenizer, Vocabulary
 from core.types import TokenLogprob
 

@@ -1,4 +1,4 @@
-"""Two tiny tokenizers: one token a byte (byte-level), and words with marked spaces and byte fallback (SentencePiece)."""
+"""Two tiny tokenizers: one token a byte (byte-level), and words with marked spaces and byte fallback (Llama)."""
 
 from __future__ import annotations
 
