@@ -14,10 +14,11 @@ PERIOD_S = 0.5
 
 COUNTERS = {"preemptions": "partwise_preemptions_total"}
 SHARES = {
-    "acceptance": ("partwise_draft_tokens_accepted_total", "partwise_draft_tokens_total"),
-    "prefix_hit_rate": ("partwise_prefix_hit_tokens_total", "partwise_prompt_tokens_total"),
+    "acceptance": ("partwise_accepted_tokens_total", "partwise_drafted_tokens_total"),
+    "prefix_hit_rate": ("partwise_prefix_cache_hit_tokens_total", "partwise_prefix_cache_query_tokens_total"),
 }
-KV_GAUGE = "partwise_kv_bytes_used"
+KV_GAUGE = "partwise_kv_bytes"
+KV_USED = ",used}"
 SEAM_SECONDS = "partwise_seam_seconds_total"
 
 
@@ -58,9 +59,7 @@ class Watch:
         while True:
             if self._host.pid is not None:
                 self._memory.append(resident_bytes(self._host.pid))
-            kv = self._host.snapshot().get(KV_GAUGE)
-            if kv is not None:
-                self._kv.append(kv)
+            self._kv += kv_bytes(self._host.snapshot())
             if self._over.wait(PERIOD_S):
                 return
 
@@ -87,6 +86,12 @@ def differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict
         if some is not None and every:
             values[metric] = some / every
     return values
+
+
+def kv_bytes(snapshot: Mapping[str, float]) -> list[float]:
+    """Bytes of KV that hold tokens, all groups together; an empty list when the engine does not say."""
+    used = [v for name, v in snapshot.items() if name.startswith(KV_GAUGE) and name.endswith(KV_USED)]
+    return [sum(used)] if used else []
 
 
 def seam_seconds(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

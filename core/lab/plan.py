@@ -33,7 +33,8 @@ class Price(BaseModel):
 class StudyPlan(BaseModel):
     """`margin`: an effect smaller than this share does not matter. `blocks`: most blocks that are run.
 
-    `metric` decides the verdicts and when to stop; all others are reported beside it.
+    `metric` decides the verdicts and when to stop; all others are reported beside it. `lossless`: names of the
+    effects whose part says that it does not change greedy output.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,6 +51,7 @@ class StudyPlan(BaseModel):
     targets: dict[str, float] = {}
     price: Price | None = None
     quality: QualityPlan | None = None
+    lossless: tuple[str, ...] = ()
 
     @cached_property
     def loads(self) -> dict[str, Workload]:

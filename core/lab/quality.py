@@ -39,7 +39,8 @@ GENERATED = 32
 TOP = 5
 
 
-class QualityPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class QualityPlan:
     """`path`: the text for KL and perplexity; empty takes prose that Python ships. `tokens`: about how many."""
 
     path: str = ""

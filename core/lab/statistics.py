@@ -32,6 +32,8 @@ MIN_BLOCKS = 4
 CONFIRMING_BLOCKS = 1
 LARGE = 0.25
 """An effect is also known well enough when its half width is under this share of it."""
+FLOAT_NOISE = 1e-12
+"""Spread of logarithms below which values are equal."""
 
 Array = NDArray[np.float64]
 Kind = Literal["real", "none", "undecided"]
@@ -72,13 +74,13 @@ def t_interval(values: Array) -> tuple[Array, Array, Array, Array]:
     if values.shape[-1] < 2:
         nothing = np.full_like(mean, np.nan)
         return mean, nothing, nothing, np.ones_like(mean)
-    exact = np.ptp(values, axis=-1) == 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        test = stats.ttest_1samp(values, 0.0, axis=-1)
-        interval = test.confidence_interval(LOOK_LEVEL)
+    exact = np.ptp(values, axis=-1) < FLOAT_NOISE
+    spread = np.where(exact[..., None], np.arange(values.shape[-1]), values)
+    test = stats.ttest_1samp(spread, 0.0, axis=-1)
+    interval = test.confidence_interval(LOOK_LEVEL)
     low = np.where(exact, mean, interval.low)
     high = np.where(exact, mean, interval.high)
-    p = np.where(exact, np.where(mean == 0, 1.0, 0.0), test.pvalue)
+    p = np.where(exact, np.where(np.abs(mean) < FLOAT_NOISE, 1.0, 0.0), test.pvalue)
     return mean, low, high, p
 
 
@@ -123,7 +125,7 @@ def verdict(effect: Estimate, adjusted_p: float, margin: float) -> Verdict:
 def runs_needed(effect: Estimate, margin: float, most: int = 100_000) -> int | None:
     """Blocks in all after which the interval would exclude either zero or `margin`, if mean and spread stay
     as they are; None when they are not known yet or `most` would not do."""
-    if not math.isfinite(effect.sd) or effect.sd == 0:
+    if not math.isfinite(effect.sd) or effect.sd < FLOAT_NOISE:
         return None
     wanted = max(abs(effect.mean), margin - abs(effect.mean))
     n = np.arange(max(effect.n + 1, 2), most)
@@ -142,7 +144,7 @@ class Difference:
 
 def compare(a: Estimate, b: Estimate) -> Difference:
     """How an effect changed from study `a` to study `b`."""
-    if min(a.n, b.n) < 2 or (a.sd == 0 and b.sd == 0):
-        return Difference(b.mean - a.mean, 1.0 if a.mean == b.mean else math.nan)
+    if min(a.n, b.n) < 2 or max(a.sd, b.sd) < FLOAT_NOISE:
+        return Difference(b.mean - a.mean, 1.0 if math.isclose(a.mean, b.mean) else math.nan)
     test = stats.ttest_ind_from_stats(a.mean, a.sd, a.n, b.mean, b.sd, b.n, equal_var=False)
     return Difference(b.mean - a.mean, float(test.pvalue))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -126,7 +127,7 @@ class Study:
         arms = [arm for arm in design.arms if open_arms.get(arm.name)]
         rng = np.random.default_rng([self.plan.seed, block])
         order = [arms[i] for i in rng.permutation(len(arms))]
-        return [(arm, list(rng.permutation(sorted(open_arms[arm.name])))) for arm in order]
+        return [(arm, rng.permutation(sorted(open_arms[arm.name])).tolist()) for arm in order]
 
     def _run_arm(self, arm: Arm, workloads: list[str], block: int, position: int) -> None:
         done = analysis.by_key(self._ledger.trials)
@@ -254,4 +255,5 @@ def workable(design: Design, ledger: Ledger, before: int | None = None) -> Desig
 
 def quality_path(folder: Path, arm: str) -> Path:
     """Where the answers of an arm are kept beside the ledger."""
-    return folder / "quality" / (re.sub(r"[^\w.-]+", "_", arm).strip("_") + ".json")
+    plain = re.sub(r"[^\w.-]+", "_", arm).strip("_")
+    return folder / "quality" / f"{plain}-{zlib.crc32(arm.encode()):08x}.json"
