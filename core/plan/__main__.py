@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -76,6 +77,7 @@ class Job:
 
 
 def main() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     arguments = ["json=true" if a == "--json" else a for a in sys.argv[1:]]
     if arguments and arguments[0] in COMMANDS:
         arguments[0] = f"command={arguments[0]}"
@@ -89,7 +91,7 @@ def main() -> None:
 
 def _check_names(arguments: Sequence[str]) -> None:
     """Refuse unknown keys and recipes with the nearest names, before Hydra refuses them without."""
-    known = [key for key in OmegaConf.load(CONF / "config.yaml") if key not in ("defaults", "hydra")]
+    known = [str(key) for key in OmegaConf.load(CONF / "config.yaml") if key not in ("defaults", "hydra")]
     for argument in arguments:
         key, equals, value = argument.partition("=")
         key = key.lstrip("+~")
@@ -105,9 +107,9 @@ def _check_names(arguments: Sequence[str]) -> None:
             for name in () if rest else value.split(","):
                 if name not in names:
                     raise unknown("recipe", name, names)
-        elif top in Recipe.model_fields:
-            raise PlanError(f"'{key}' belongs to the recipe: write recipe.{key}={value}")
         elif top not in known:
+            if top in Recipe.model_fields:
+                raise PlanError(f"'{key}' belongs to the recipe: write recipe.{key}={value}")
             raise unknown("option", key, [*known, "recipe"])
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -145,9 +146,9 @@ def measure_steps(
             prompt = max(1, context - steps // 2)
             first, whole = [], []
             for repeat in range(repeats):
-                seed = 1000 * repeat + context + batch
-                first.append(_seconds(lambda s=seed: generate(_prompts(batch, prompt, s), 1)))
-                whole.append(_seconds(lambda s=seed + 500: generate(_prompts(batch, prompt, s), 1 + steps)))
+                seed = 2 * repeat + 100 * context + 10000 * batch
+                first.append(_seconds(partial(generate, _prompts(batch, prompt, seed), 1)))
+                whole.append(_seconds(partial(generate, _prompts(batch, prompt, seed + 1), 1 + steps)))
             decode = (median(whole) - median(first)) / steps
             if decode > 0:
                 points.append(Point(sequences=batch, context=context, seconds=decode))
@@ -157,7 +158,8 @@ def measure_steps(
 
 
 def _prompts(batch: int, length: int, seed: int) -> list[list[int]]:
-    return np.random.default_rng(seed).integers(1000, 20000, (batch, length)).tolist()
+    prompts: list[list[int]] = np.random.default_rng(seed).integers(1000, 20000, (batch, length)).tolist()
+    return prompts
 
 
 def fit(

@@ -104,7 +104,8 @@ def load_model(name: str, extra: str | Path | None = None) -> Model:
     if path.is_file():
         return _from_file(path)
     if "/" in name or name.endswith((".json", ".gguf")):
-        raise PlanError(f"there is no file {path}; for a model on the hub write hf:{name}")
+        hub = f"; for a model on the hub write hf:{name}" if re.fullmatch(r"[\w-]+/[\w.-]+", name) else ""
+        raise PlanError(f"there is no file {path}{hub}")
     raise unknown("model", name, entries)
 
 

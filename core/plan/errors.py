@@ -15,8 +15,9 @@ class PlanError(ValueError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> PlanError:
     """The error for a name that is not known: the nearest known names, or all of them when none is near."""
     names = sorted(known)
-    near = [n for n in names if n.startswith(name.lower()[:3]) and name] if len(name) < 5 else []
-    near = list(dict.fromkeys(difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5) + near))[:5]
+    wanted = name.lower()
+    by_prefix = [n for n in names if difflib.get_close_matches(wanted, [n.partition("-")[0]], cutoff=0.75)]
+    near = list(dict.fromkeys([*difflib.get_close_matches(wanted, names, n=3, cutoff=0.6), *by_prefix]))[:5]
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
     return PlanError(f"unknown {kind} '{name}'; {hint}")
 

@@ -24,12 +24,12 @@ _BINARY_SCALE = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _QUANTITY = re.compile(r"\s*([0-9.]+(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)(.*)")
 _UNITS = {
     "B": ("B", 1.0), "bit": ("B", 0.125), "B/s": ("B/s", 1.0), "bit/s": ("B/s", 0.125),
-    "FLOP/s": ("op/s", 1.0), "OP/s": ("op/s", 1.0), "W": ("W", 1.0), "s": ("s", 1.0),
+    "FLOP/s": ("op/s", 1.0), "OP/s": ("op/s", 1.0), "FLOPS": ("op/s", 1.0), "OPS": ("op/s", 1.0), "W": ("W", 1.0), "s": ("s", 1.0),
 }  # fmt: skip
 
 
 def parse_quantity(text: object, unit: str) -> float:
-    """Read "80 GB", "46068 MiB", "2400 Gbit/s" or "989 TFLOP/s" as bytes, bytes/s or operations/s.
+    """Read "80 GB", "46068 MiB", "2400 Gbit/s" or "989 TFLOPS" as bytes, bytes/s or operations/s.
 
     `unit` is the one wanted: "B", "B/s", "op/s", "W" or "s". Raises PlanError for a bare number, for another
     unit, and for rates marked as sparse: 2:4 sparsity doubles the printed rate and no dense model reaches it.

@@ -67,7 +67,7 @@ WEIGHT_FORMATS = {
         WeightFormat("int4-symmetric", 4, (1, 128), 16),
         WeightFormat("nf4", 4, (1, 64), 32),
         WeightFormat("nf4-double", 4, (1, 64), 8, 256, 32),
-        WeightFormat("mxfp4", 4, (1, 32), 8, rates=("fp4", "bf16", "fp32")),
+        WeightFormat("mxfp4", 4, (1, 32), 8),
         WeightFormat("nvfp4", 4, (1, 16), 8, 10**18, 32, rates=("fp4", "bf16", "fp32")),
     )
 }

@@ -120,11 +120,11 @@ class Budget:
                 f"tp={recipe.tp} does not divide the {self.model.shape.heads} heads of {model.name}"
             )
         self.total = device.memory.value * recipe.memory_fraction
-        if recipe.weights == FILE or (recipe.weights == "checkpoint" and model.checkpoint == FILE):
-            if self.model is not model:
-                raise PlanError(
-                    "structure= cannot convert a file's own formats; name one, for example weights=bf16"
-                )
+        weights = model.checkpoint if recipe.weights == "checkpoint" else recipe.weights
+        if weights == FILE and self.model is not model:
+            raise PlanError(
+                "structure= cannot convert a file's own formats; name one, for example weights=bf16"
+            )
         self.lines = self._weight_lines()
         self.weight_bytes = sum(line.bytes for line in self.lines)
 

@@ -26,7 +26,7 @@ def roofline(plan: Plan) -> Figure:
     e, device = plan.efficiency, plan.device
     slope = device.bandwidth.value * e.bandwidth.value
     roof = plan.ridge * slope
-    grid = [plan.ridge * 2**n for n in range(-12, 7)]
+    grid = [plan.ridge * 2**n for n in range(-8, 5)]
     axes.plot(
         grid, [min(slope * x, roof) / 1e12 for x in grid], color="black", label=f"{device.name}, reachable"
     )
@@ -45,7 +45,8 @@ def users_by_context(plan: Plan) -> Figure:
     kv_variants = [("native", kv) for kv in dict.fromkeys((plan.recipe.kv, "bf16", "fp8", "int4"))]
     structures = [(s, plan.recipe.kv) for s in ("mha", "mqa", "mla")]
     for structure, kv in kv_variants + structures:
-        recipe = plan.recipe.model_copy(update={"structure": structure, "kv": kv})
+        changes = {"structure": structure, "kv": kv, "prefix_share": 0.0}
+        recipe = plan.recipe.model_copy(update=changes)
         try:
             budget = Budget(plan.model, plan.device, recipe)
         except PlanError:
@@ -64,15 +65,9 @@ def cost_by_itl(plans: Sequence[Plan]) -> Figure:
     for plan in plans:
         price = plan.cost.price if plan.cost else plan.device.price()
         server = Server(Roofline(plan.model, plan.device, plan.recipe, plan.efficiency))
-        if price is None or server.users < 1:
+        if price is None or server.users < plan.recipe.min_batch:
             continue
-        sizes = sorted(
-            {
-                round(2 ** (i / 2))
-                for i in range(2 * server.users.bit_length())
-                if 2 ** (i / 2) <= server.users
-            }
-        )
+        sizes = server.candidates(server.users)
         tokens = plan.recipe.prompt + plan.recipe.output
         per_hour = price.usd_per_hour * plan.recipe.tp / HOUR * 1e6 / tokens / plan.recipe.utilization
         points = [(server.itl(n) * 1e3, per_hour / server.rate(n)) for n in sizes]
@@ -131,5 +126,5 @@ def _finish(figure: Figure, axes: Axes, title: str) -> Figure:
 
 def _svg(figure: Figure) -> str:
     text = io.StringIO()
-    figure.savefig(text, format="svg")
+    figure.savefig(text, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -224,7 +224,7 @@ def _impossible(server: Server) -> Iterable[Impossible]:
     if server.users < smallest:
         yield Impossible(
             target="min_batch",
-            wanted=f"{smallest} sequences of {recipe.longest:,} tokens",
+            wanted=f"{smallest} x {recipe.longest:,} tokens",
             best=f"{server.users}",
             advice=plan_memory(
                 server.roofline.given, server.roofline.device, recipe, smallest, recipe.longest
@@ -294,10 +294,11 @@ def _gain(server: Server, batch: int) -> Gain | None:
 
 
 def _cost(server: Server, serving: Serving, price: Price) -> Cost:
-    """A request's cost goes to input and output tokens by the time that prefill and decode take of it."""
+    """A request's cost, split between input and output tokens as prefill alone and decode at the batch take time."""
     recipe = server.recipe
     request = price.usd_per_hour * recipe.tp / HOUR / serving.rate
-    share = server.prefill_share(serving.batch) * serving.full_rate
+    prefill = server.roofline.prefill()
+    share = prefill / (prefill + recipe.output * serving.itl_seconds / serving.batch)
     return Cost(
         price=price,
         input_per_million=request * share / recipe.prompt * 1e6,
@@ -366,12 +367,13 @@ def _reason(plan: Plan | PlanError, best: Plan | PlanError | None) -> str:
 
 def why_impossible(plan: Plan) -> str:
     """One line on why a plan cannot be served as asked, and the first thing that would help."""
-    if plan.impossible:
-        reasons = [f"{i.target}: {i.wanted} wanted, best {i.best}" for i in plan.impossible]
-        advice = next((f"; would work: {i.advice}" for i in plan.impossible if i.advice), "")
-        return "; ".join(reasons) + advice
+    targets = [i.target for i in plan.impossible]
+    reasons = [f"{i.target}: {i.wanted} wanted, best {i.best}" for i in plan.impossible]
+    advice = next((i.advice for i in plan.impossible if i.advice), None)
+    if advice:
+        reasons[-1] += f"; what would help: {advice}"
     m = plan.memory
-    return (
-        f"{m.wanted_users:,} users of {m.context:,} tokens are {show_bytes(m.missing_bytes)} too much; "
-        f"would work: {m.fix}"
-    )
+    if not m.fits and "min_batch" not in targets:
+        short = f"users: {m.wanted_users:,} of {m.context:,} tokens need {show_bytes(m.missing_bytes)} more memory"
+        reasons.insert(0, f"{short}, {m.users:,} fit; what would help: {m.fix}")
+    return ". ".join(reasons)

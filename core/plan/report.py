@@ -57,7 +57,7 @@ def tables(plan: Plan) -> Iterator[Table]:
         rows = tuple(
             (i.target, i.wanted, i.best, i.advice or "nothing in this recipe") for i in plan.impossible
         )
-        yield Table("Impossible targets", ("target", "wanted", "best reachable", "would work"), rows)
+        yield Table("Impossible targets", ("target", "wanted", "best reachable", "what would help"), rows)
     if plan.cost is not None:
         yield _cost(plan)
 

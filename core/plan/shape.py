@@ -101,6 +101,7 @@ _OTHER_NAMES = {
     "num_attention_heads": ("n_head",),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
     "max_position_embeddings": ("n_positions", "seq_length"),
+    "intermediate_size": ("ffn_hidden_size", "n_inner"),
 }
 
 
@@ -177,7 +178,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
         correction_bias=traits.get("correction_bias", False),
         sinks=traits.get("sinks", False),
         qk_norm=traits.get("qk_norm", False),
-        norms=traits.get("norms", 2),
+        norms=_norms(fields, family, traits.get("norms", 2)),
         norm_bias=traits.get("norm_bias", False),
         latent=latent,
         indexer=_indexer(fields),
@@ -197,6 +198,12 @@ def _kv_heads(fields: _Fields, heads: int, family: str) -> int:
     ):
         return 1
     return fields.count("num_key_value_heads", heads)
+
+
+def _norms(fields: _Fields, family: str, usual: int) -> int:
+    """Norms of hidden size a layer; Falcon shares one only where attention and MLP run in parallel."""
+    new = fields.flag("new_decoder_architecture", False)
+    return 2 if family == "falcon" and (new or not fields.flag("parallel_attn", True)) else usual
 
 
 def _head_dim(fields: _Fields, hidden: int, heads: int) -> int:
@@ -243,11 +250,18 @@ def _experts(fields: _Fields, layers: int) -> Experts | None:
         intermediate=intermediate,
         shared_intermediate=shared * intermediate if shared else gate or 0,
         shared_gate=gate is not None,
-        dense_layers=fields.optional("first_k_dense_replace") or len(fields.raw("mlp_only_layers") or ()),
+        dense_layers=_dense_layers(fields, layers),
     )
     if experts.used > experts.total or experts.dense_layers > layers:
         raise PlanError(f"{fields.where}: {experts} does not fit {layers} layers")
     return experts
+
+
+def _dense_layers(fields: _Fields, layers: int) -> int:
+    if first := fields.raw("first_k_dense_replace"):
+        return int(first)
+    only, step = set(fields.raw("mlp_only_layers") or ()), fields.count("decoder_sparse_step", 1)
+    return sum(i in only or (i + 1) % step > 0 for i in range(layers))
 
 
 def _windows(fields: _Fields, family: str, layers: int, max_context: int) -> tuple[int | None, ...]:
@@ -255,10 +269,11 @@ def _windows(fields: _Fields, family: str, layers: int, max_context: int) -> tup
     types = fields.raw("layer_types")
     if types is not None and (odd := sorted(set(types) - _ATTENTION_LAYERS)):
         raise PlanError(f"{fields.where} has layers that keep no keys and values by token: {', '.join(odd)}")
-    window = fields.optional("sliding_window")
-    if window is None or window >= max_context or not fields.flag("use_sliding_window", True):
+    qwen = family.startswith("qwen")
+    if not fields.flag("use_sliding_window", not qwen) or not fields.raw("sliding_window"):
         return (None,) * layers
-    if family == "qwen2" and fields.raw("use_sliding_window") is None:
+    window = fields.count("sliding_window")
+    if window >= max_context:
         return (None,) * layers
     if types is not None:
         return tuple(window if t == "sliding_attention" else None for t in (*types, *types)[:layers])
@@ -266,7 +281,7 @@ def _windows(fields: _Fields, family: str, layers: int, max_context: int) -> tup
     if period is not None:
         period = fields.count("sliding_window_pattern", period)
         return tuple(None if (i + 1) % period == 0 else window for i in range(layers))
-    first = fields.optional("max_window_layers") or 0 if family.startswith("qwen2") else 0
+    first = fields.optional("max_window_layers") or 0 if qwen else 0
     return tuple(window if i >= first else None for i in range(layers))
 
 
