@@ -250,6 +250,14 @@ class PrefixCacheSuite(SameOutput, Suite):
         for tokens in ([1, 23], [12, 3], [0, 1], [123, 0], [1, 0], [1, 1], [2**32 + 1, 0], [0, 0]):
             ledger.match((*tokens, *[5] * size)[:size])
 
+    def test_l2_peek_is_what_match_finds(self) -> None:
+        ledger = self.ledger()
+        ledger.insert(self.text(4), "a")
+        for tokens, salt in ((self.text(4), "a"), (self.text(6), "a"), (self.text(4), ""), (self.text(1, 500), "a")):
+            peeked = ledger.cache.peek(tokens, salt)
+            found = len(ledger.match(tokens, salt).pages) * self.page_size
+            assert peeked == found, f"peek says {peeked} tokens, match finds {found}"
+
     # --- level 3 ---------------------------------------------------------------------------------------------------
 
     def test_l3_any_order(self) -> None:

@@ -234,28 +234,34 @@ class World:
             self.step()
 
     def _judge(self, plan: Plan) -> list[tuple[FakeSequence, int]]:
+        """Note what is wrong, and go on with what was probably meant, so that one fault does not show as many."""
         if not isinstance(plan, Plan):
             self.note("plan_type", f"plan() gave {type(plan).__name__}, not Plan")
             return []
         running = {seq.id: seq for seq in self.running}
+        waiting = {seq.id for seq in self.waiting}
         work: dict[str, tuple[FakeSequence, int]] = {}
         for item in plan.items:
             seq = running.get(item.id)
             if seq is None:
-                self.note("running_only", f"plans {item.id!r}, which is not running")
+                rule, what = ("running_only", "waiting") if item.id in waiting else ("live_only", "gone or unknown")
+                self.note(rule, f"plans {item.id!r}, which is {what}")
             elif item.id in work:
                 self.note("once", f"plans {item.id} twice")
-            elif not 1 <= item.n_tokens <= seq.remaining + seq.num_drafts:
-                self.note("tokens_left", f"plans {item.n_tokens} tokens of {seq} with {seq.num_drafts} drafts")
-            elif seq.num_computed + item.n_tokens > self._held[seq.id] * self.page_size:
-                held = self._held[seq.id] * self.page_size
-                self.note("reserved", f"plans {item.n_tokens} tokens of {seq}, whose pages hold {held}")
             else:
-                work[item.id] = (seq, item.n_tokens)
+                work[item.id] = (seq, self._judge_tokens(seq, item.n_tokens))
         total = sum(item.n_tokens for item in plan.items)
         if total > self.budget.tokens:
             self.note("token_budget", f"plans {total} tokens; the budget is {self.budget.tokens}")
-        return list(work.values())
+        return [(seq, n_tokens) for seq, n_tokens in work.values() if n_tokens]
+
+    def _judge_tokens(self, seq: FakeSequence, n_tokens: int) -> int:
+        left, held = seq.remaining + seq.num_drafts, self._held[seq.id] * self.page_size
+        if not 1 <= n_tokens <= left:
+            self.note("tokens_left", f"plans {n_tokens} tokens of {seq} with {seq.num_drafts} drafts")
+        elif seq.num_computed + n_tokens > held:
+            self.note("reserved", f"plans {n_tokens} tokens of {seq}, whose pages hold {held}")
+        return max(0, min(n_tokens, left))
 
     def _compute(self, seq: FakeSequence, n_tokens: int) -> None:
         state = seq._state

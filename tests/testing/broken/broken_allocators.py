@@ -1,0 +1,130 @@
+"""Allocators that are wrong in one way each."""
+
+from collections.abc import Iterable, Sequence
+
+from core.interfaces import AllocatorOptions, CountedPages, PluginInfo, PoolContext
+from core.types import KVStats
+
+
+class Right(CountedPages):
+    """A free list; the ones below change one thing of it."""
+
+    def __init__(self, options: AllocatorOptions, context: PoolContext) -> None:
+        super().__init__(options, context)
+        self._free = list(range(self.n_pages))
+
+    def allocate(self, n_tokens: int, *, upper_bound: int) -> list[int] | None:
+        wanted = self.pages_for(n_tokens)
+        if wanted > self.n_pages:
+            raise ValueError(f"{wanted} pages of {self.n_pages}")
+        return self._take(wanted)
+
+    def extend(self, pages: Sequence[int], n_tokens: int) -> list[int] | None:
+        return self._take(max(0, self.pages_for(n_tokens) - len(pages)))
+
+    def released(self, page: int) -> None:
+        self._free.append(page)
+
+    def _take(self, wanted: int) -> list[int] | None:
+        if wanted > len(self._free):
+            return None
+        return self.take([self._free.pop() for _ in range(wanted)])
+
+
+class LeaksAPage(Right):
+    def free(self, pages: Iterable[int]) -> None:
+        super().free(list(pages)[:-1])
+
+
+class FreesSharedPages(Right):
+    def free(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._held(page)
+            self._references[page] = 0
+            self._n_free += 1
+            self.released(page)
+
+
+class OnePageShort(Right):
+    def pages_for(self, n_tokens: int) -> int:
+        return max(1, n_tokens // self.page_size)
+
+
+class FreesTheCallersList(Right):
+    def free(self, pages: Iterable[int]) -> None:
+        super().free(pages)
+        if isinstance(pages, list):
+            pages.clear()
+
+
+class ForgivesADoubleFree(Right):
+    def free(self, pages: Iterable[int]) -> None:
+        super().free([page for page in pages if 0 <= page < self.n_pages and self._references[page]])
+
+
+class NeverSaysNever(Right):
+    def allocate(self, n_tokens: int, *, upper_bound: int) -> list[int] | None:
+        return self._take(self.pages_for(n_tokens))
+
+
+class KeepsPagesWhenItFails(Right):
+    def _take(self, wanted: int) -> list[int] | None:
+        if wanted > len(self._free):
+            self.take([self._free.pop() for _ in range(len(self._free))])
+            return None
+        return super()._take(wanted)
+
+
+class CountsReservedAsUsed(Right):
+    def stats(self, used_tokens: int = 0) -> KVStats:
+        held = (self.n_pages - self.n_free) * self.page_bytes
+        return KVStats(self.n_pages * self.page_bytes, held, 0, 0, 0)
+
+
+class LooksAtEveryPagePair(Right):
+    def allocate(self, n_tokens: int, *, upper_bound: int) -> list[int] | None:
+        size = self.n_pages // 10
+        list(range(size * size // 40))
+        return super().allocate(n_tokens, upper_bound=upper_bound)
+
+
+class SharesOnePool(Right):
+    pools: list[list[int]] = []
+
+    def __init__(self, options: AllocatorOptions, context: PoolContext) -> None:
+        super().__init__(options, context)
+        if not self.pools or len(self.pools[0]) != self.n_pages:
+            self.pools[:] = [[0] * self.n_pages]
+        self._references = self.pools[0]
+
+
+BROKEN = {
+    LeaksAPage: {
+        "l1_pages_are_conserved",
+        "l1_freed_pages_come_back",
+        "l1_lists_stay_the_callers",
+        "l1_bytes_are_those_held",
+        "l1_foreign_and_free_pages_are_errors",
+    },
+    FreesSharedPages: {"l1_pages_are_conserved", "l1_lists_stay_the_callers"},
+    OnePageShort: {"l1_pages_hold_the_tokens", "l1_no_room_is_none_and_changes_nothing"},
+    FreesTheCallersList: {"l1_lists_stay_the_callers", "l1_pages_are_conserved"},
+    ForgivesADoubleFree: {"l1_foreign_and_free_pages_are_errors"},
+    NeverSaysNever: {"l1_more_than_the_pool_is_an_error"},
+    KeepsPagesWhenItFails: {"l1_no_room_is_none_and_changes_nothing"},
+    CountsReservedAsUsed: {"l1_bytes_are_those_held"},
+    LooksAtEveryPagePair: {"l4_cost_and_growth"},
+    SharesOnePool: {"l1_pools_are_independent"},
+}
+CARDS = [
+    PluginInfo(
+        name=part.__name__,
+        seam="kv_allocator",
+        part=f"{__name__}:{part.__name__}",
+        options=AllocatorOptions,
+        provides=frozenset({"lossless"}),
+        summary="Broken on purpose",
+    )
+    for part in (Right, *BROKEN)
+]
+globals().update({f"CARD_{card.name}": card for card in CARDS})
