@@ -70,7 +70,7 @@ def _library_format(storage: str) -> tuple[int, int, Callable[[Tensor], Tensor]]
 
     def blocks(raw: Tensor) -> Tensor:
         try:
-            return torch.from_numpy(decode(raw.numpy(), kind))
+            return torch.from_numpy(decode(raw.reshape(1, -1).numpy(), kind)).view(-1, numbers)
         except NotImplementedError:
             raise ValueError(f"block format {storage!r} cannot be read; requantize the file to q8_0 or q4_1") from None
 
