@@ -112,6 +112,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         ask = await service.ask(request, ChatRequest)
         prompts = service.open()
         params = ask.sampling()
+        prompts.check(params)
         tokens = [await prompts.chat(_messages(ask.messages))]
         generation = _generation(request, ask, service, prompts, tokens, params)
         return await _answer(request, ask, generation, ChatAnswer(ask, generation, prompts.vocabulary))
@@ -121,6 +122,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         ask = await service.ask(request, CompletionRequest)
         prompts = service.open()
         params = ask.sampling()
+        prompts.check(params)
         tokens = [await prompts.prompt(prompt) for prompt in ask.prompts()]
         generation = _generation(request, ask, service, prompts, tokens, params)
         answer = await asyncio.to_thread(CompletionAnswer, ask, generation, prompts.vocabulary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -97,13 +97,14 @@ class ApiKey:
         self._open_paths = open_paths
         self._refused = refused
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http" or scope["path"] in self._open_paths or self._known(scope):
-            return self._app(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in self._open_paths or self._known(scope):
+            await self._app(scope, receive, send)
+            return
         self._refused()
         error = HttpError(401, "invalid_request_error", "the API key is missing or wrong", code="invalid_api_key")
         error.headers = {"WWW-Authenticate": "Bearer"}
-        return errors.response(error)(scope, receive, send)
+        await errors.response(error)(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")

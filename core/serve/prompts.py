@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
 from core.text import Vocabulary
-from core.types import InvalidRequest
+from core.types import InvalidRequest, SamplingParams
 
 _INLINE_CHARS: Final = 4096
 _THREADS: Final = 2
@@ -61,11 +61,19 @@ class Prompts:
             raise InvalidRequest(
                 f"{param} has {len(tokens)} tokens and the model's limit is {self.max_model_len}", param
             )
+        self._check_ids(tokens, param)
+        return tokens
+
+    def check(self, params: SamplingParams) -> None:
+        """The token ids in `params`, of which a model's head may have more rows than there are tokens."""
+        self._check_ids(params.logit_bias, "logit_bias")
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+
+    def _check_ids(self, tokens: Iterable[object], param: str) -> None:
         size = self.vocabulary.size
         for token in tokens:
             if type(token) is not int or not 0 <= token < size:
                 raise InvalidRequest(f"{param} holds {token!r}; token ids lie in [0, {size - 1}]"[:300], param)
-        return tokens
 
     def _check_chars(self, chars: int, param: str) -> None:
         """No text this long can fit, so it is not worth tokenizing."""
