@@ -16,7 +16,7 @@ from core.types import Batch, GroupBatch, LayerSpec
 
 BATCHED_QUERIES = 8
 """Rows with at most so many tokens are computed together."""
-BATCHED_TOKENS = 16_384
+BATCHED_TOKENS = 8192
 """The most context gathered for rows computed together: bounds the workspace."""
 VIEWED_TOKENS = 512
 """An unbroken context longer than this is cheaper to read where it lies than to gather."""

@@ -68,10 +68,14 @@ class Int8Weights(WeightQuantizer):
     """
 
     def linear(self, name: str, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> Linear:
-        width = {weight.shape[-1] for weight in weights}
-        if len(width) > 1 or any(len(weight.shape) != 2 for weight in weights):
+        widths = {weight.shape[-1] for weight in weights}
+        # Torch's integer product is wrong for a width of one.
+        if len(widths) > 1 or min(widths) < 2 or any(len(weight.shape) != 2 for weight in weights):
             shapes = ", ".join(str(tuple(weight.shape)) for weight in weights)
-            raise ValueError(f"{name}: int8 weights must be matrices of one width, not {shapes}; use quantizer none")
+            raise ValueError(
+                f"{name}: int8 weights must be matrices of one width, at least 2, not {shapes}; "
+                "set quantizer.weights=none"
+            )
         quantized = [quantize(weight.dense()) for weight in weights]
         table = torch.cat([rows for rows, _ in quantized]) if len(quantized) > 1 else quantized[0][0]
         scales = torch.cat([scale for _, scale in quantized])
