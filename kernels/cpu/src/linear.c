@@ -178,7 +178,7 @@ AI void tile_q8_part(const int32_t *a, const float *a_scale, int64_t groups, con
         UNROLL for (int m = 0; m < mt; m++) acc[m] = izero();
         for (int s = 0; s < GROUP / 2; s++) {
             vi x = widen8(w + s * 2 * BLOCK + half * BLOCK);
-            UNROLL for (int m = 0; m < mt; m++) acc[m] = dp16(acc[m], iset(a[s * mt + m]), x);
+            UNROLL for (int m = 0; m < mt; m++) dp16x1(&acc[m], x, a + s * mt + m);
         }
         vf scale = vhalf((const uint16_t *)(w + 512) + half * VL);
         UNROLL for (int m = 0; m < mt; m++) sum[m] = vfma(vcvt(acc[m]), scale, sum[m]);
@@ -197,13 +197,9 @@ AI void tile_q4_part(const int32_t *a, const float *a_scale, const float *a_sum,
         UNROLL for (int s = 0; s < GROUP / 8; s++) {
             vi bytes = iload(w + s * 4 * BLOCK + half * 4 * VL);
             vi x = iand(bytes, low), y = iand(ishr4(bytes), low);
-#ifdef PW_VNNI
-            UNROLL for (int m = 0; m < mt; m++) acc[m] = dp8(acc[m], x, iset(a[s * mt + m]));
-            UNROLL for (int m = 0; m < mt; m++) acc[m] = dp8(acc[m], y, iset(a[(s + GROUP / 8) * mt + m]));
-#else /* eight sums of two products, each at most 15 * 127 * 2, fit 16 bits */
-            UNROLL for (int m = 0; m < mt; m++) acc[m] = iadd16(acc[m], imaddubs(x, iset(a[s * mt + m])));
-            UNROLL for (int m = 0; m < mt; m++) acc[m] = iadd16(acc[m], imaddubs(y, iset(a[(s + GROUP / 8) * mt + m])));
-#endif
+            /* without VNNI eight sums of two products, each at most 15 * 127 * 2, fit 16 bits */
+            UNROLL for (int m = 0; m < mt; m++) dp8x1(&acc[m], x, a + s * mt + m);
+            UNROLL for (int m = 0; m < mt; m++) dp8x1(&acc[m], y, a + (s + GROUP / 8) * mt + m);
         }
         const uint16_t *factors = (const uint16_t *)(w + 256) + half * VL;
         vf scale = vhalf(factors);

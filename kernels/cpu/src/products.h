@@ -13,8 +13,9 @@ AI void product_columns(const float *a, int64_t sk, const int64_t sm, const floa
         vf x[4];
         UNROLL for (int v = 0; v < nv; v++) x[v] = vload(b + k * ldb + v * VL);
         UNROLL for (int m = 0; m < mt; m++) {
-            vf y = vset(a[k * sk + m * sm]);
-            UNROLL for (int v = 0; v < nv; v++) acc[m][v] = vfma(y, x[v], acc[m][v]);
+            const float *y = a + k * sk + m * sm;
+            if (nv == 1) fma1(&acc[m][0], x[0], y);
+            UNROLL for (int v = 0; v + 2 <= nv; v += 2) fma2(&acc[m][v], &acc[m][v + 1], x[v], x[v + 1], y);
         }
     }
     UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < nv; v++) vstore(c + m * ldc + v * VL, acc[m][v]);
@@ -42,11 +43,7 @@ AI void product_pairs(const int32_t *a, int64_t sk, const int64_t sm, const int8
         const int32_t *x = a + (int64_t)g * steps * sk;
         for (int s = 0; s < steps; s += unroll) UNROLL for (int u = 0; u < unroll; u++) {
             vi w0 = widen8(left + (s + u) * 2 * BLOCK), w1 = widen8(left + right + (s + u) * 2 * BLOCK);
-            UNROLL for (int m = 0; m < mt; m++) {
-                vi y = iset(x[(s + u) * sk + m * sm]);
-                sums[u][m][0] = dp16(sums[u][m][0], y, w0);
-                sums[u][m][1] = dp16(sums[u][m][1], y, w1);
-            }
+            UNROLL for (int m = 0; m < mt; m++) dp16x2(&sums[u][m][0], &sums[u][m][1], w0, w1, x + (s + u) * sk + m * sm);
         }
     }
     UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < 2; v++)

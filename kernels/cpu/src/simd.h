@@ -50,21 +50,12 @@ AI vi iload(const void *p) { return _mm512_loadu_si512(p); }
 AI vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 AI vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
 AI vi ishr4(vi a) { return _mm512_srli_epi16(a, 4); }
-AI vi iadd16(vi a, vi b) { return _mm512_adds_epi16(a, b); }
-AI vi imaddubs(vi u, vi s) { return _mm512_maddubs_epi16(u, s); }
 AI vi imadd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
 AI vi iset8(int8_t x) { return _mm512_set1_epi8(x); }
 AI vi iset16(int16_t x) { return _mm512_set1_epi16(x); }
 AI vi widen8(const void *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
 AI void store16(int16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtsepi32_epi16(a)); }
 AI void store8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a)); }
-
-#ifdef PW_VNNI
-AI vi dp16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
-AI vi dp8(vi acc, vi u, vi s) { return _mm512_dpbusd_epi32(acc, u, s); }
-#else
-AI vi dp16(vi acc, vi a, vi b) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b)); }
-#endif
 
 #else /* AVX2 */
 
@@ -120,8 +111,6 @@ AI vi iload(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 AI vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 AI vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
 AI vi ishr4(vi a) { return _mm256_srli_epi16(a, 4); }
-AI vi iadd16(vi a, vi b) { return _mm256_add_epi16(a, b); }
-AI vi imaddubs(vi u, vi s) { return _mm256_maddubs_epi16(u, s); }
 AI vi imadd16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
 AI vi iset8(int8_t x) { return _mm256_set1_epi8(x); }
 AI vi iset16(int16_t x) { return _mm256_set1_epi16(x); }
@@ -135,14 +124,58 @@ AI void store8(int8_t *p, vi a) {
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(w, w));
 }
 
-#ifdef PW_VNNI
-AI vi dp16(vi acc, vi a, vi b) { return _mm256_dpwssd_avx_epi32(acc, a, b); }
-AI vi dp8(vi acc, vi u, vi s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
-#else
-AI vi dp16(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 #endif
 
+/* Multiply-adds with a number broadcast from memory. They are in assembly because the compiler, left to order
+ * the parts itself, loads all broadcasts first and spills the sums. */
+#if defined(PW_AVX512)
+#define VEX ""
+#elif defined(PW_VNNI)
+#define VEX "%{vex%} "
 #endif
+
+AI void fma1(vf *sum, vf x, const float *y) {
+    vf t;
+    __asm__("vbroadcastss %3, %1\n\tvfmadd231ps %1, %2, %0" : "+v"(*sum), "=&v"(t) : "v"(x), "m"(*y));
+}
+AI void fma2(vf *s0, vf *s1, vf x0, vf x1, const float *y) {
+    vf t;
+    __asm__("vbroadcastss %5, %2\n\tvfmadd231ps %2, %3, %0\n\tvfmadd231ps %2, %4, %1"
+            : "+v"(*s0), "+v"(*s1), "=&v"(t)
+            : "v"(x0), "v"(x1), "m"(*y));
+}
+
+/* sums of pairs: 16-bit y times 16-bit w */
+AI void dp16x1(vi *sum, vi w, const int32_t *y) {
+    vi t;
+#ifdef PW_VNNI
+    __asm__("vpbroadcastd %3, %1\n\t" VEX "vpdpwssd %1, %2, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
+#else
+    __asm__("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
+#endif
+}
+AI void dp16x2(vi *s0, vi *s1, vi w0, vi w1, const int32_t *y) {
+    vi t;
+#ifdef PW_VNNI
+    __asm__("vpbroadcastd %5, %2\n\t" VEX "vpdpwssd %2, %3, %0\n\t" VEX "vpdpwssd %2, %4, %1"
+            : "+v"(*s0), "+v"(*s1), "=&v"(t)
+            : "v"(w0), "v"(w1), "m"(*y));
+#else
+    vi u;
+    __asm__("vpbroadcastd %6, %2\n\tvpmaddwd %4, %2, %3\n\tvpmaddwd %5, %2, %2\n\tvpaddd %3, %0, %0\n\tvpaddd %2, %1, %1"
+            : "+v"(*s0), "+v"(*s1), "=&v"(t), "=&v"(u)
+            : "v"(w0), "v"(w1), "m"(*y));
+#endif
+}
+/* unsigned 4-bit w times signed 8-bit y: sums of four in 32 bits with VNNI, else of two in 16 bits */
+AI void dp8x1(vi *sum, vi w, const int32_t *y) {
+    vi t;
+#ifdef PW_VNNI
+    __asm__("vpbroadcastd %3, %1\n\t" VEX "vpdpbusd %1, %2, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
+#else
+    __asm__("vpbroadcastd %3, %1\n\tvpmaddubsw %1, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
+#endif
+}
 
 /* exp for x <= 88: degree-6 polynomial after Cody-Waite reduction; exp(0) is exactly 1. */
 AI vf vexp(vf x) {
