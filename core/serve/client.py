@@ -125,7 +125,7 @@ class EngineClient:
     async def close(self) -> int | None:
         """End the engine process, by force if it does not end itself; its exit code, None if it was killed."""
         self._send(Shutdown())
-        patience = 0.0 if self.state == "hung" else _CLOSE_SECONDS
+        patience = 0.0 if self.state in ("starting", "hung") else _CLOSE_SECONDS
         try:
             return await asyncio.to_thread(self._engine.process.wait, patience)
         except subprocess.TimeoutExpired:

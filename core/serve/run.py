@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import yaml
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from core.compose import compose_words
@@ -61,9 +62,23 @@ def serve(recipe: Recipe, model: str, engine: EngineProcess, load_tokenizer: Cal
     async def main() -> int:
         server = Server(recipe, model, engine, load_tokenizer)
         server.handle_signals()
-        return await server.run(lambda: _announce(recipe, model, server.url))
+        with _loading(model) as bar:
+
+            def ready() -> None:
+                bar.stop()
+                _announce(recipe, model, server.url)
+
+            return await server.run(ready)
 
     return asyncio.run(main())
+
+
+def _loading(model: str) -> Progress:
+    """A bar for as long as the model loads, on a terminal only."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
+    bar.add_task(f"loading {model}", total=None)
+    return bar
 
 
 def _announce(recipe: Recipe, model: str, url: str) -> None:

@@ -85,6 +85,8 @@ class Server:
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
             return False
         stopping.cancel()
         ready, tokenizer = loading.result()
