@@ -77,10 +77,9 @@ class Job:
 
 
 def main() -> None:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    arguments = ["json=true" if a == "--json" else a for a in sys.argv[1:]]
-    if arguments and arguments[0] in COMMANDS:
-        arguments[0] = f"command={arguments[0]}"
+    words = {"--json": "json=true", **{command: f"command={command}" for command in COMMANDS}}
+    arguments = [words.get(a, a) for a in sys.argv[1:]]
+    arguments.sort(key=lambda a: a not in ("-m", "--multirun"))
     try:
         _check_names(arguments)
         sys.exit(_show(_run(arguments)))
@@ -297,4 +296,5 @@ def _devices_table(options: Options) -> Table:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()

@@ -122,24 +122,24 @@ def _from_config(name: str, config: Any, source: str) -> Model:
     quantization = config.get("quantization_config") or {}
     kept = " ".join(quantization.get("modules_to_not_convert") or ())
     keep = {"attention"} if "attn" in kept else set()
-    checkpoint = _checkpoint_format(name, config, quantization)
+    checkpoint = _checkpoint_format(config, quantization)
     return Model(name, source, shape, checkpoint, frozenset(keep), notes=shape.notes)
 
 
-def _checkpoint_format(name: str, config: Mapping[str, Any], quantization: Mapping[str, Any]) -> str:
+def _checkpoint_format(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> str:
+    """The weight format a config states; a method that is not known is returned as it is named."""
     method = quantization.get("quant_method")
     if method is None:
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
         return {"float32": "fp32", "float16": "fp16"}.get(dtype, "bf16")
-    if method in ("gptq", "awq") and quantization.get("bits", 4) in (4, 8):
-        return "int4" if quantization.get("bits", 4) == 4 else "int8"
     if method == "fp8":
         return "fp8-block128" if quantization.get("weight_block_size") else "fp8"
-    if method == "mxfp4":
-        return "mxfp4"
-    raise PlanError(
-        f"the config of {name} stores weights as '{method}', which is not known; plan with weights=FORMAT"
+    if method == "bitsandbytes" and quantization.get("load_in_4bit"):
+        return "nf4-double" if quantization.get("bnb_4bit_use_double_quant") else "nf4"
+    bits = {"gptq": quantization.get("bits"), "awq": quantization.get("bits", 4), "bitsandbytes": 8}.get(
+        method
     )
+    return {4: "int4", 8: "int8"}.get(bits or 0, str(method))
 
 
 def _from_hub(repository: str) -> Path:

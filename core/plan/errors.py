@@ -16,8 +16,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> PlanError:
     """The error for a name that is not known: the nearest known names, or all of them when none is near."""
     names = sorted(known)
     wanted = name.lower()
-    by_prefix = [n for n in names if difflib.get_close_matches(wanted, [n.partition("-")[0]], cutoff=0.75)]
-    near = list(dict.fromkeys([*difflib.get_close_matches(wanted, names, n=3, cutoff=0.6), *by_prefix]))[:5]
+    starting = [n for n in names if n.startswith(wanted)]
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    same_family = [n for n in names if difflib.get_close_matches(wanted, [n.partition("-")[0]], cutoff=0.75)]
+    near = list(dict.fromkeys([*starting, *close, *same_family]))[:5]
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
     return PlanError(f"unknown {kind} '{name}'; {hint}")
 

@@ -22,10 +22,9 @@ Kind = Literal["given", "measured", "derived", "assumed"]
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY_SCALE = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _QUANTITY = re.compile(r"\s*([0-9.]+(?:[eE][+-]?\d+)?)\s*([A-Za-z/]+)(.*)")
-_UNITS = {
-    "B": ("B", 1.0), "bit": ("B", 0.125), "B/s": ("B/s", 1.0), "bit/s": ("B/s", 0.125),
-    "FLOP/s": ("op/s", 1.0), "OP/s": ("op/s", 1.0), "FLOPS": ("op/s", 1.0), "OPS": ("op/s", 1.0), "W": ("W", 1.0), "s": ("s", 1.0),
-}  # fmt: skip
+_UNITS = {"B": ("B", 1.0), "bit": ("B", 0.125), "B/s": ("B/s", 1.0), "bit/s": ("B/s", 0.125)}
+_UNITS |= {symbol: ("op/s", 1.0) for symbol in ("FLOP/s", "OP/s", "FLOPS", "OPS")}
+_UNITS |= {"W": ("W", 1.0), "s": ("s", 1.0)}
 
 
 def parse_quantity(text: object, unit: str) -> float:

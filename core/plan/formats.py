@@ -90,7 +90,7 @@ INDEX_KEYS = KVFormat("fp8 with one FP32 scale a vector", 8, 0, 32)
 
 def weight_format(name: str) -> WeightFormat:
     if name not in WEIGHT_FORMATS:
-        raise unknown("weight format", name, [*WEIGHT_FORMATS, "checkpoint"])
+        raise unknown("weight format", name, WEIGHT_FORMATS)
     return WEIGHT_FORMATS[name]
 
 

@@ -82,7 +82,11 @@ class Impossible:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of one model on one device. `serving` is None when memory or a target makes it impossible."""
+    """The plan of one model on one device.
+
+    Steps: `prefill` of one prompt alone, `decode` at the planned batch, and `asked`, a decode of the users
+    and context that memory was asked for. `serving` is None when memory or a target makes it impossible.
+    """
 
     model: Model
     device: Device
@@ -91,6 +95,7 @@ class Plan:
     memory: Memory
     prefill: Step
     decode: Step
+    asked: Step
     ridge: float = derived("op/B")
     serving: Serving | None
     impossible: tuple[Impossible, ...] = ()
@@ -127,7 +132,8 @@ class Server:
 
     def prefill_share(self, batch: int) -> float:
         """Seconds that one prompt adds to the steps of a full batch."""
-        recipe, past, seconds = self.recipe, self.roofline.budget.shared_tokens(self.recipe.prompt), 0.0
+        recipe = self.recipe
+        past, seconds = self.roofline.budget.shared_tokens(recipe.prompt), 0.0
         plain = self.roofline.decode(batch, self.context).seconds
         while past < recipe.prompt:
             tokens = min(recipe.chunk or recipe.prompt, recipe.prompt - past)
@@ -136,13 +142,24 @@ class Server:
             past += tokens
         return seconds
 
+    def prefill_rate(self, batch: int) -> float:
+        """Requests a second when every step carries all prompt tokens it may: `chunk`, or one prompt."""
+        recipe, shared = self.recipe, self.roofline.budget.shared_tokens(self.recipe.prompt)
+        new = recipe.prompt - shared
+        if recipe.chunk is None or recipe.chunk <= new:
+            return 1 / self.roofline.prefill(batch, self.context)
+        load = Load(batch, self.context, recipe.verified, recipe.chunk, shared)
+        return recipe.chunk / new / self.roofline.step(load).seconds
+
     def rate(self, batch: int) -> float:
         """Requests a second with `batch` always running: each costs its prefill and its share of `output`
         steps.
 
-        Little's law, `batch = rate * time in decode`, where prefills stretch the time in decode.
+        Little's law, `batch = rate * time in decode`, where prefills stretch the time in decode; but never
+        more than the prompts that fit into the steps.
         """
-        return 1 / (self.prefill_share(batch) + self.recipe.output * self.itl(batch) / batch)
+        cost = self.prefill_share(batch) + self.recipe.output * self.itl(batch) / batch
+        return min(1 / cost, self.prefill_rate(batch))
 
     def meets(self, batch: int) -> bool:
         return not self.misses(batch)
@@ -169,7 +186,10 @@ class Server:
         most = largest(self.meets, self.users)
         if self.recipe.goal == "latency":
             return most
-        return max(self.candidates(most), key=self.rate)
+        sizes = self.candidates(most)
+        near = sizes.index(max(sizes, key=self.rate))
+        low, high = sizes[max(near - 1, 0)], sizes[min(near + 1, len(sizes) - 1)]
+        return max(range(low, high + 1, max(1, (high - low) // 32)), key=self.rate)
 
     def limit(self, batch: int) -> str:
         if batch < min(self.users, self.recipe.max_batch):
@@ -211,6 +231,7 @@ def make_plan(
         memory=memory,
         prefill=roofline.prefill_alone(),
         decode=roofline.decode(batch or recipe.min_batch, server.context),
+        asked=roofline.decode(memory.wanted_users, memory.context),
         ridge=roofline.ridge,
         serving=serving,
         impossible=impossible,
@@ -294,7 +315,7 @@ def _gain(server: Server, batch: int) -> Gain | None:
 
 
 def _cost(server: Server, serving: Serving, price: Price) -> Cost:
-    """A request's cost, split between input and output tokens as prefill alone and decode at the batch take time."""
+    """A request's cost, split between input and output as prefill alone and decode at the batch take time."""
     recipe = server.recipe
     request = price.usd_per_hour * recipe.tp / HOUR / serving.rate
     prefill = server.roofline.prefill()
@@ -374,6 +395,7 @@ def why_impossible(plan: Plan) -> str:
         reasons[-1] += f"; what would help: {advice}"
     m = plan.memory
     if not m.fits and "min_batch" not in targets:
-        short = f"users: {m.wanted_users:,} of {m.context:,} tokens need {show_bytes(m.missing_bytes)} more memory"
+        missing = show_bytes(m.missing_bytes)
+        short = f"users: {m.wanted_users:,} of {m.context:,} tokens need {missing} more memory"
         reasons.insert(0, f"{short}, {m.users:,} fit; what would help: {m.fix}")
     return ". ".join(reasons)

@@ -131,6 +131,9 @@ def _waste(plan: Plan) -> Table:
 
 
 def _time(plan: Plan) -> Table:
+    m = plan.memory
+    asked = f"decode, {m.wanted_users:,} users of {m.context:,} tokens"
+    steps = (("one prompt alone", plan.prefill), (decode_name(plan), plan.decode), (asked, plan.asked))
     rows = tuple(
         (
             name,
@@ -142,7 +145,7 @@ def _time(plan: Plan) -> Table:
             s.bound,
             "derived",
         )
-        for name, s in (("one prompt alone", plan.prefill), (decode_name(plan), plan.decode))
+        for name, s in steps
     )
     columns = ("step", "time", "weights read", "KV moved", "operations", "ops/byte", "bound by", "kind")
     return Table(f"Steps (compute-bound from {plan.ridge:,.0f} ops/byte on)", columns, rows)

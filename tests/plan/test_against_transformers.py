@@ -16,7 +16,8 @@ SMALL = {
 MOE = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 LATENT = {
     "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
-    "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **MOE,
+    "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    **MOE,
 }  # fmt: skip
 FAMILIES = {
     "llama": {},

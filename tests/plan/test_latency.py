@@ -1,4 +1,4 @@
-"""Step times against arithmetic by hand, published speculation formulas, and what must only grow or shrink."""
+"""Step times against arithmetic by hand and published formulas, and what must only grow or shrink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ PERFECT = Efficiency(
     overhead=assumed(0.0, "s", ""),
     sequence_overhead=assumed(0.0, "s", ""),
 )
-SMALL_MODELS = ["smollm2-135m", "gemma-3-4b", "mistral-7b", "gpt-oss-20b", "deepseek-v2-lite", "deepseek-v3.2"]
+SMALL_MODELS = [
+    "smollm2-135m",
+    "gemma-3-4b",
+    "mistral-7b",
+    "gpt-oss-20b",
+    "deepseek-v2-lite",
+    "deepseek-v3.2",
+]
 
 
 def roofline(model: str = "mistral-7b", device: str = "h100-sxm", **changes: object) -> Roofline:
@@ -31,7 +38,7 @@ def roofline(model: str = "mistral-7b", device: str = "h100-sxm", **changes: obj
 
 
 def test_one_decode_step_by_hand() -> None:
-    """Mistral-7B, 16-bit, one sequence of 4,096 on an H100: everything but the input embedding is read once."""
+    """Mistral-7B, 16-bit, one sequence of 4,096: all but the input embedding is read once."""
     step = roofline().step(Load(sequences=1, context=4096))
     embedding = 32768 * 4096
     weights = 2 * (7_248_023_552 - embedding) + 2 * 4096
@@ -60,7 +67,7 @@ def test_long_contexts_are_bound_by_kv() -> None:
 
 
 def test_prefill_by_hand() -> None:
-    """A prompt of 2,048 on Llama-2-7B: two operations a parameter and token, the head once, causal attention."""
+    """2,048 tokens on Llama-2-7B: two operations a parameter and token, the head once, causal attention."""
     step = roofline("llama-2-7b", prompt=2048, chunk=None).prefill_alone()
     layers = 6_738_415_616 - 2 * 32000 * 4096 - 65 * 4096
     assert step.linear_operations == 2 * layers * 2048 + 2 * 32000 * 4096
@@ -121,7 +128,7 @@ def test_four_bit_weights_are_read_faster_but_multiplied_in_sixteen_bits() -> No
 
 
 def test_tensor_parallelism_splits_work_and_pays_for_all_reduces() -> None:
-    """Two ring all-reduces a layer of [tokens, hidden] in 16 bits, over NVLink's 450 GB/s in one direction."""
+    """Two ring all-reduces a layer of [tokens, hidden] in 16 bits, over 450 GB/s in one direction."""
     one, four = (roofline(tp=n).step(Load(sequences=8, context=1024)) for n in (1, 4))
     assert one.communication_seconds == 0
     assert four.communication_seconds == pytest.approx(2 * 3 / 4 * 2 * 32 * 8 * 4096 * 2 / 450e9)
@@ -214,7 +221,9 @@ def test_a_step_lies_between_the_whole_roofline_and_the_sum_of_all_times(name: s
 
 @settings(deadline=None, max_examples=80)
 @given(st.sampled_from(SMALL_MODELS), loads, st.integers(0, 50), st.integers(0, 500), st.integers(0, 500))
-def test_more_work_never_takes_less_time(name: str, load: Load, sequences: int, context: int, chunk: int) -> None:
+def test_more_work_never_takes_less_time(
+    name: str, load: Load, sequences: int, context: int, chunk: int
+) -> None:
     assume(load.tokens)
     r = roofline(name)
     more = Load(load.sequences + sequences, load.context + context, load.each, load.chunk + chunk, load.past)
@@ -229,7 +238,11 @@ def test_a_better_device_is_never_slower(name: str, load: Load, bandwidth: float
     plain = read_device("plain", {**entry, "bandwidth": "2000 GB/s", "rates": {"bf16": "400 TFLOP/s"}})
     better = read_device(
         "better",
-        {**entry, "bandwidth": f"{2000 * bandwidth:.6f} GB/s", "rates": {"bf16": f"{400 * rate:.6f} TFLOP/s"}},
+        {
+            **entry,
+            "bandwidth": f"{2000 * bandwidth:.6f} GB/s",
+            "rates": {"bf16": f"{400 * rate:.6f} TFLOP/s"},
+        },
     )
     times = [Roofline(load_model(name), d, Recipe(), PERFECT).step(load).seconds for d in (plain, better)]
     assert times[1] <= times[0] * (1 + 1e-9)

@@ -15,7 +15,14 @@ from core.plan.memory import Budget, kv_bytes, largest, plan_waste
 from core.plan.recipe import Recipe
 
 MODELS = sorted(known_models())
-SMALL_MODELS = ["smollm2-135m", "qwen2.5-3b", "gemma-3-4b", "mistral-7b-v0.1", "gpt-oss-20b", "deepseek-v2-lite"]
+SMALL_MODELS = [
+    "smollm2-135m",
+    "qwen2.5-3b",
+    "gemma-3-4b",
+    "mistral-7b-v0.1",
+    "gpt-oss-20b",
+    "deepseek-v2-lite",
+]
 DEVICES = ["l4", "a100-80", "h200"]
 
 
@@ -66,7 +73,7 @@ def test_a_shared_prefix_is_kept_once() -> None:
 
 
 def test_tensor_parallelism_splits_heads_as_far_as_they_go() -> None:
-    """Qwen2.5-7B has four key and value heads: on 7 devices its 28 query heads split, the others are repeated."""
+    """Qwen2.5-7B has 28 query heads and four of keys and values, which repeat beyond four devices."""
     token = 57_344
     for tp, share in ((1, 1), (2, 2), (4, 4), (7, 4), (28, 4)):
         b = budget("qwen2.5-7b", tp=tp)
@@ -131,7 +138,9 @@ def test_a_model_that_never_fits_says_how_much_is_missing() -> None:
 
 @given(limit=st.integers(0, 5000), edge=st.integers(-5, 5100))
 def test_largest_is_a_linear_search(limit: int, edge: int) -> None:
-    assert largest(lambda n: n <= edge, limit) == max((n for n in range(1, limit + 1) if n <= edge), default=0)
+    assert largest(lambda n: n <= edge, limit) == max(
+        (n for n in range(1, limit + 1) if n <= edge), default=0
+    )
 
 
 contexts = st.integers(1, 8000)

@@ -84,7 +84,9 @@ def test_sliding_windows(name: str) -> None:
     assert kv_window(model, BF16) == window * 2**20
     for tokens, gib in zip((8192, 32768, 131072), sequences, strict=True):
         digits = len(str(gib).partition(".")[2])
-        assert round(kv_bytes(model, BF16, tokens) / GIB, digits) == pytest.approx(gib, abs=1.01 * 10**-digits)
+        assert round(kv_bytes(model, BF16, tokens) / GIB, digits) == pytest.approx(
+            gib, abs=1.01 * 10**-digits
+        )
 
 
 def test_mistral_0_1_stops_growing_at_its_window() -> None:
@@ -119,13 +121,15 @@ def test_gpt_oss_20b_checkpoint() -> None:
     assert model.weight_bytes("bf16") / GB == pytest.approx(41.83, abs=0.005)
 
 
-@pytest.mark.parametrize(("name", "gb"), [("llama-2-7b", 13.48), ("mistral-7b", 14.50), ("qwen3-235b-a22b", 470.2)])
+@pytest.mark.parametrize(
+    ("name", "gb"), [("llama-2-7b", 13.48), ("mistral-7b", 14.50), ("qwen3-235b-a22b", 470.2)]
+)
 def test_bf16_weights(name: str, gb: float) -> None:
     assert load_model(name).weight_bytes("bf16") / GB == pytest.approx(gb, abs=0.05)
 
 
 def test_mistral_weights_in_eight_and_four_bits() -> None:
-    """By hand: 6,979,321,856 parameters in linear layers, 262,410,240 that stay 16-bit (vocabulary of 32,000)."""
+    """By hand: 6,979,321,856 parameters in linear layers, 262,410,240 that stay 16-bit."""
     model = load_model("mistral-7b-v0.1")
     linear = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
     rest = 2 * 32000 * 4096 + 65 * 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ BITS = {
 
 @pytest.mark.parametrize("name", BITS)
 def test_bits_a_weight_with_scales(name: str) -> None:
-    """Published bits a parameter: INT4 groups of 128 4.156 and 4.125, NF4 4.5 and 4.127, MXFP4 4.25, NVFP4 4.5."""
+    """Published: INT4 in groups of 128 4.156 and 4.125, NF4 4.5 and 4.127, MXFP4 4.25, NVFP4 4.5."""
     assert weight_format(name).bytes(4096, 4096) * 8 / 4096**2 == pytest.approx(BITS[name], abs=5e-4)
 
 
@@ -96,6 +97,6 @@ def test_formats_count_bytes_not_bits() -> None:
 def test_fewer_bits_are_never_more_bytes() -> None:
     for formats in (WEIGHT_FORMATS.values(), KV_FORMATS.values()):
         ordered = sorted(formats, key=lambda f: f.bits)
-        for small, large in zip(ordered, ordered[1:], strict=False):
+        for small, large in pairwise(ordered):
             if small.bits < large.bits:
                 assert small.bytes(64, 256) < large.bytes(64, 256)
