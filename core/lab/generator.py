@@ -27,6 +27,7 @@ from core.lab.targets import Client, Piece, RequestFailed, Target, Usage
 from core.lab.workloads import Ask, Reply, Session
 
 PROGRESS_S = 0.25
+NOT_ASKED = "not asked: an earlier answer of its session failed"
 Note = Callable[[RequestRecord], None]
 
 
@@ -99,8 +100,7 @@ class _SessionRun:
         """What quotes a failed answer cannot be asked, but it was wanted: it counts as an error."""
         for number, asks in enumerate(self._session.stages[stage:], start=stage):
             for ask in asks:
-                error = "not asked: an earlier answer of its session failed"
-                self._note(RequestRecord(self._number, number, ask.label, at, at, at, error=error))
+                self._note(RequestRecord(self._number, number, ask.label, at, at, at, error=NOT_ASKED))
 
     async def _ask(self, place: Reply, ask: Ask, due: float) -> RequestRecord:
         messages = [{"role": m.role, "content": "".join(map(self._text, m.pieces))} for m in ask.messages]

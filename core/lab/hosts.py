@@ -20,7 +20,7 @@ from core.lab.targets import OpenAITarget, Target
 
 START_S = 300.0
 STOP_S = 10.0
-_URL = re.compile(r"https?://[\w.\-\[\]:]+\d")
+_URL = re.compile(r"ready at (https?://\S+)")
 
 
 class Host(Protocol):
@@ -37,10 +37,9 @@ class Host(Protocol):
 class ExternalHost:
     """A server that is already there; nothing of it can be changed or looked into but its protocol."""
 
-    pid = None
-
     def __init__(self, target: OpenAITarget) -> None:
         self.target: Target = target
+        self.pid: int | None = None
         self._url = target.url
 
     def snapshot(self) -> Mapping[str, float]:
@@ -99,7 +98,7 @@ class _Output:
             self._lines.append(line.strip())
             match = _URL.search(line)
             if match and not self._url:
-                self._url = match[0]
+                self._url = match[1].rstrip(".")
                 self._known.set()
         self._known.set()
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from core.lab.errors import LabError, TargetError
-from core.lab.generator import Job, Line
+from core.lab.generator import NOT_ASKED, Job, Line
 from core.lab.metrics import RequestRecord
 
 
@@ -92,5 +92,5 @@ def _converse(
 def _check_warmup(job: Job, errors: list[str]) -> None:
     wanted = sum(s.requests for s in job.warmup)
     if wanted and len(errors) == wanted:
-        worst, _ = Counter(errors).most_common(1)[0]
+        worst = next((e for e, _ in Counter(errors).most_common() if e != NOT_ASKED), errors[0])
         raise TargetError(f"the target failed all {wanted} requests of the warm-up: {worst}.")

@@ -46,7 +46,7 @@ class Lab(Protocol):
 class Screen:
     """Is told what goes on; this one shows nothing."""
 
-    def block(self, number: int, arms: int) -> None: ...
+    def block(self, number: int, runs: int) -> None: ...
 
     def trial(self, arm: str, workload: str, requests: int) -> None: ...
 
@@ -88,7 +88,7 @@ class Study:
             wanted = self._wanted(block)
             if not wanted:
                 return "every effect is known well enough"
-            self._screen.block(block, len(wanted))
+            self._screen.block(block, sum(len(workloads) for _, workloads in wanted))
             if block and self._predicted(wanted, block) > self.left():
                 return "the budget would not hold another block"
             try:

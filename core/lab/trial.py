@@ -50,8 +50,7 @@ def run_trial(
     seen, seams = watch.seen()
     summary = summarize(records, max(r.ended for r in records), targets)
     if not summary.completed:
-        worst, times = Counter(summary.errors).most_common(1)[0]
-        raise TargetError(f"the target failed all {summary.requests} requests ({times} x {worst}).")
+        raise TargetError(f"the target failed all {summary.requests} requests: {describe_errors(summary)}.")
     summary = replace(summary, values=summary.values | seen, seam_seconds=seams)
     return Outcome(summary, records, time.monotonic() - began)
 

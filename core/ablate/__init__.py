@@ -1,0 +1,1 @@
+"""The command that tells what each part of a recipe is worth."""

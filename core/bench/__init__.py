@@ -1,0 +1,1 @@
+"""The command that measures one arm, or a sweep of arms."""
