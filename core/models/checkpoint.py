@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def folder_tensors(folder: Path, dtype: torch.dtype, device: str) -> dict[str, P
     found: dict[str, PlainWeight] = {}
     for path in _shards(folder):
         try:
-            file = safe_open(path, framework="pt", device="cpu")
+            file: Any = safe_open(path, framework="pt", device="cpu")
         except (SafetensorError, OSError) as error:
             raise PartwiseError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
         for name in file.keys():  # noqa: SIM118 - not a dict
@@ -51,8 +52,8 @@ def folder_tensors(folder: Path, dtype: torch.dtype, device: str) -> dict[str, P
     return found
 
 
-def _opener(file: object, name: str) -> Callable[[], Tensor]:
-    return lambda: file.get_tensor(name)  # type: ignore[attr-defined]
+def _opener(file: Any, name: str) -> Callable[[], Tensor]:
+    return lambda: file.get_tensor(name)
 
 
 def _stored_dtype(name: str) -> torch.dtype:

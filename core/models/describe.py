@@ -58,7 +58,7 @@ def describe(c: Any, *, norm_offset: float | None = None, eos: Iterable[int] = (
 def _layer_type(c: Any, number: int) -> str:
     types = getattr(c, "layer_types", None)
     if types:
-        return types[number]
+        return str(types[number])
     return "sliding_attention" if getattr(c, "sliding_window", None) else "full_attention"
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -41,23 +42,21 @@ def _never(c: Any) -> bool:
 
 
 def _gemma_scale(c: Any, head_dim: int) -> float:
-    return c.query_pre_attn_scalar**-0.5
+    return float(c.query_pre_attn_scalar**-0.5)
 
 
 def _root_hidden(c: Any) -> float:
-    return c.hidden_size**0.5
+    return float(c.hidden_size**0.5)
 
 
 def _mla_scale(c: Any, head_dim: int) -> float:
     """DeepSeek's yarn also raises the temperature of the scores, by mscale squared."""
-    import math
-
-    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    scale = float((c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5)
     rope = c.rope_parameters
     all_dim = rope.get("mscale_all_dim") or 0
     if rope.get("rope_type", "default") == "default" or not all_dim or rope["factor"] <= 1:
         return scale
-    return scale * (0.1 * all_dim * math.log(rope["factor"]) + 1.0) ** 2
+    return scale * float(0.1 * all_dim * math.log(rope["factor"]) + 1.0) ** 2
 
 
 def _mla(c: Any) -> MLAConfig:
@@ -77,9 +76,7 @@ def _qwen3_moe(c: Any) -> MoEConfig:
 
 
 def _mixtral(c: Any) -> MoEConfig:
-    return MoEConfig(
-        c.num_local_experts, c.num_experts_per_tok, c.intermediate_size, c.hidden_act, renormalize=True
-    )
+    return MoEConfig(c.num_local_experts, c.num_experts_per_tok, c.intermediate_size, c.hidden_act, renormalize=True)
 
 
 def _gpt_oss(c: Any) -> MoEConfig:

@@ -144,4 +144,3 @@ def fetch_hub(name: str, revision: str | None) -> Path:
             f"hf:{name} is not in this machine's hub cache and cannot be fetched ({first}). Check the name and the "
             "network, or use a model that is here: model=/path/to/folder or model=file.gguf"
         ) from error
-

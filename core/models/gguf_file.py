@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -118,6 +118,11 @@ class GGUFFile:
     def metadata(self) -> Mapping[str, Any]:
         return _Metadata(self)
 
+    def length(self, key: str) -> int | None:
+        """How long an array is, without reading it. None: there is none."""
+        value = self._fields.get(key)
+        return None if value is None else value.length if isinstance(value, _Unread) else len(value)
+
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
@@ -131,7 +136,7 @@ class _Metadata(Mapping[str, Any]):
         value = self._file._fields[key]
         return self._file._array(value) if isinstance(value, _Unread) else value
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._file._fields)
 
     def __len__(self) -> int:

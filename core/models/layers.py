@@ -189,9 +189,7 @@ class Experts:
         self.router = parts.vector(f"{name}.router.weight")
         self.router_bias = parts.vector(f"{name}.router.bias") if config.bias else None
         self.correction = parts.vector(f"{name}.correction.bias") if config.correction else None
-        self.experts = [
-            GatedMLP(parts, f"{name}.experts.{e}", activation, config.bias) for e in range(config.experts)
-        ]
+        self.experts = [GatedMLP(parts, f"{name}.experts.{e}", activation, config.bias) for e in range(config.experts)]
         self.shared = GatedMLP(parts, f"{name}.shared", activation, False) if config.shared else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -229,7 +227,7 @@ class Experts:
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=len(self.experts)).tolist()
-        inputs = x[order // chosen.shape[1]].split(counts)
+        inputs = torch.split(x[order // chosen.shape[1]], counts)
         outputs = [expert(rows) for expert, rows in zip(self.experts, inputs, strict=True) if len(rows)]
         out = torch.empty(len(flat), x.shape[1], dtype=x.dtype, device=x.device)
         out[order] = torch.cat(outputs)

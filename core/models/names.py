@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.models.config import MoEConfig, ModelConfig
+from core.models.config import ModelConfig, MoEConfig
 from core.models.families import FAMILIES
 from core.models.stored import Weight, expert, rows, transposed
 from core.types import PartwiseError
@@ -147,9 +147,7 @@ HF = Naming(
             "moe.experts.E.gate.weight", "moe.experts.E.up.weight", interleaved=True
         ),
         "mlp.experts.down_proj_blocks": _experts("moe.experts.E.down.weight"),
-        "mlp.experts.gate_up_proj_bias": _experts(
-            "moe.experts.E.gate.bias", "moe.experts.E.up.bias", interleaved=True
-        ),
+        "mlp.experts.gate_up_proj_bias": _experts("moe.experts.E.gate.bias", "moe.experts.E.up.bias", interleaved=True),
         "mlp.experts.down_proj": _experts("moe.experts.E.down.weight", turned=True),
         "mlp.experts.down_proj_bias": _experts("moe.experts.E.down.bias"),
     },
@@ -181,9 +179,7 @@ GGUF = Naming(
     opens={
         "attn_qkv.weight": _split("attn.q.weight", "attn.k.weight", "attn.v.weight", sizes=_qkv_rows),
         **{
-            f"ffn_{x}_exps.{kind}": _experts(f"moe.experts.E.{x}.{kind}")
-            for x in _GATED
-            for kind in ("weight", "bias")
+            f"ffn_{x}_exps.{kind}": _experts(f"moe.experts.E.{x}.{kind}") for x in _GATED for kind in ("weight", "bias")
         },
     },
     ignored=re.compile(r"^rope_(freqs|factors_long|factors_short)\.weight$"),
@@ -291,7 +287,7 @@ def expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_head:
         shapes["head.weight"] = (config.vocab_size, hidden)
     for number in range(len(config.layers)):
-        local = {f"{norm}.weight": (hidden,) for norm in config.norms}
+        local: dict[str, tuple[int, ...]] = {f"{norm}.weight": (hidden,) for norm in config.norms}
         local |= _mla_shapes(config) if config.mla else _attention_shapes(config, number)
         local |= _mlp_shapes(config, number)
         shapes |= {f"layers.{number}.{name}": shape for name, shape in local.items()}

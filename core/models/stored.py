@@ -90,9 +90,7 @@ class MXFP4Weight:
 
     def pick(self, pick: Pick, shape: Sequence[int]) -> MXFP4Weight:
         """This weight with `pick` applied to its blocks: it may choose and order rows, not columns."""
-        return MXFP4Weight(
-            lambda: pick(self._blocks()), lambda: pick(self._scales()), shape, self._dtype, self._device
-        )
+        return MXFP4Weight(lambda: pick(self._blocks()), lambda: pick(self._scales()), shape, self._dtype, self._device)
 
 
 Weight = PlainWeight | BlockWeight | MXFP4Weight

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from core.models.gguf_file import GGUFFile
 from core.models.source import ModelSource, cache_folder
@@ -36,7 +36,8 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._wrapped.bos_token_id
+        found: int | None = self._wrapped.bos_token_id
+        return found
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -102,28 +103,29 @@ def _read(folder: Path) -> PreTrainedTokenizerFast:
         if (folder / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast
 
-            return PreTrainedTokenizerFast.from_pretrained(folder)
+            fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+            return fast
         from transformers import AutoTokenizer  # imports torch
 
-        wrapped = AutoTokenizer.from_pretrained(folder)
+        wrapped: Any = AutoTokenizer.from_pretrained(folder)
     except Exception as error:
         raise PartwiseError(f"{folder}: its tokenizer cannot be read: {error}") from error
     if not hasattr(wrapped, "backend_tokenizer"):
         raise PartwiseError(f"{folder} has no tokenizer.json, and its tokenizer has no fast form; convert it first")
-    return wrapped
+    return cast("PreTrainedTokenizerFast", wrapped)
 
 
 def tokenizer_vocab(source: ModelSource) -> int | None:
     """How many token ids the tokenizer has, without loading it; a model's head may have more rows. None: not known."""
     if source.gguf:
-        return len(GGUFFile(source.gguf).metadata["tokenizer.ggml.tokens"])
+        return GGUFFile(source.gguf).length("tokenizer.ggml.tokens")
     file = source.folder / "tokenizer.json" if source.folder else None
     if file is None or not file.is_file():
         return None
     parsed = json.loads(file.read_text())
     vocab, added = parsed["model"].get("vocab", {}), parsed.get("added_tokens", ())
     highest = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
-    return max([highest, *(token["id"] for token in added)]) + 1
+    return int(max([highest, *(token["id"] for token in added)])) + 1
 
 
 # --- out of GGUF files ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -63,12 +64,12 @@ class Session:
             spec = self.model.layers[layer]
             outs = [
                 self._row(row, spec, *(None if x is None else x[a:b] for x in (q, k, v)))
-                for row, (a, b) in enumerate(zip(starts, starts[1:], strict=False))
+                for row, (a, b) in enumerate(pairwise(starts))
             ]
             return torch.cat(outs)
 
         logits = self.model.logits(self.model.forward(batch, attend))
-        return [logits[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        return [logits[a:b] for a, b in pairwise(starts)]
 
     def _row(self, row: int, spec: LayerSpec, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
         assert q.shape[1:] == (spec.q_heads, spec.key_dim)
