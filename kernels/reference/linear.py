@@ -13,8 +13,8 @@ def round_activations(x: Tensor, bits: Literal[14, 8]) -> Tensor:
     top, width = (8191, x.shape[-1]) if bits == 14 else (127, 32)
     groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % width)).unflatten(-1, (-1, width))
     most = groups.abs().amax(-1, keepdim=True)
-    codes = torch.round(groups * torch.where(most > 0, top / most, 0.0))
-    scale = most / top
+    codes = torch.round(groups * torch.where(most > 0, torch.tensor(float(top)) / most, 0.0))
+    scale = most / float(top)
     return (codes * scale).flatten(-2)[..., : x.shape[-1]]
 
 
