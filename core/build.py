@@ -37,6 +37,8 @@ class LoadedModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def tokenizer_vocab(self) -> int | None: ...
+    @property
     def max_positions(self) -> int: ...
     @property
     def eos_token_ids(self) -> Iterable[int]: ...
@@ -58,14 +60,21 @@ def build_engine(recipe: Recipe | Mapping[str, Any]) -> Engine:
     check(incompatibilities(chosen, registry, context, opened.needs, opened.gives), recipe)
     structure = _build(registry, chosen["attention.structure"], context)
     weights = _build(registry, chosen["quantizer.weights"], context)
-    model = load_model(opened, structure=structure, weights=weights, dtype=getattr(torch, recipe.engine.dtype))
+    model = load_model(
+        opened,
+        structure=structure,
+        weights=weights,
+        dtype=getattr(torch, recipe.engine.dtype),
+        max_model_len=context.max_model_len,
+    )
     return assemble(recipe, chosen, registry, model)
 
 
 def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, model: LoadedModel) -> Engine:
     """An engine over a loaded model."""
     clock, observers = Clock(), _observers(recipe)
-    context = _context(recipe, chosen, model.max_positions, model.vocab_size)
+    vocab_size = min(model.vocab_size, model.tokenizer_vocab or model.vocab_size)  # a head may have spare rows
+    context = _context(recipe, chosen, model.max_positions, vocab_size)
     pages, kv = _pools(recipe, chosen, registry, model, context, clock)
     context = replace(context, page_bytes=pages[0].allocator.page_bytes)
     eviction = _build(registry, chosen["prefix_cache.eviction"], context)
@@ -92,7 +101,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
             max_waiting=recipe.engine.max_waiting,
             budget=Budget(context.token_budget, context.max_running),
             draft_k=draft_k,
-            vocab_size=model.vocab_size,
+            vocab_size=vocab_size,
             eos_token_ids=frozenset(model.eos_token_ids),
         ),
         labels={seam: _label(part) for seam, part in chosen.items()},

@@ -327,7 +327,7 @@ class Engine:
         seq.state = State.RUNNING
         seq.admissions += 1
         if seq.admissions == 1:
-            self.counters.cached_tokens += seq.num_computed
+            self.counters.cached_tokens += seq.cached_tokens or 0
         return True
 
     def reserve(self, seq: Seq, n_tokens: int) -> bool:

@@ -131,8 +131,9 @@ class Memory:
         if seq.id not in self.forks:
             self._take_prefix(seq)
         if all(self._admit_group(seq, index) for index in range(len(self.groups))):
-            self.forks.pop(seq.id, None)
-            seq.cached_tokens = seq.num_computed if seq.cached_tokens is None else seq.cached_tokens
+            forked = self.forks.pop(seq.id, None)
+            if seq.cached_tokens is None:
+                seq.cached_tokens = 0 if forked else seq.num_computed
             return True
         if seq.id not in self.forks:
             self.release(seq)
@@ -346,30 +347,36 @@ class Memory:
     def _reach(self, seq: Sequence, index: int, n_tokens: int) -> bool:
         pages, table = self.groups[index], seq.tables[index]
         if pages.window is not None:
-            self._slide(pages, table, seq.num_computed, n_tokens)
+            self._slide(pages, table, seq, n_tokens)
         need = n_tokens - table.start
         if need <= len(table) * self.page_size:
             return True
-        more = self._with_room(pages, need - len(table) * self.page_size, lambda: pages.extend(table.pages, need))
+        missing = need - len(table) * self.page_size
+
+        def grow() -> list[int] | None:
+            more = pages.extend(table.pages, need)
+            return pages.allocate(missing, missing) if more is None and pages.window is not None else more
+
+        more = self._with_room(pages, missing, grow)
         if more is None:
             return False
         table.append(more)
         return True
 
-    def _slide(self, pages: Pages, table: PageTable, num_computed: int, n_tokens: int) -> None:
-        """Let go of pages behind the window; pages that are this sequence's alone are used again at the front."""
-        start = self._first_needed(pages, num_computed)
+    def _slide(self, pages: Pages, table: PageTable, seq: Sequence, n_tokens: int) -> None:
+        """Let go of pages behind the window, and use those that are this sequence's alone again at the front. It keeps
+        what a window and the largest step to come can touch."""
+        start = self._first_needed(pages, seq.num_computed)
         passed = min((start - table.start) // self.page_size, len(table))
-        if not passed:
+        step = max(n_tokens - seq.num_computed, self._decode_tokens, min(seq.remaining, self._step_tokens))
+        most = window_pages(pages.window or 0, step, self.page_size)
+        if not passed and len(table) <= most:
             return
-        behind, ahead = table.pages[:passed], table.pages[passed:]
-        table.start = start
+        behind = table.pages[:passed]
         own = [page for page in behind if pages.references[page] == 1]
-        assert pages.window is not None
-        step = max(self._decode_tokens, n_tokens - num_computed)
-        spare = max(0, window_pages(pages.window, step, self.page_size) - len(ahead))
-        table.pages = [*ahead, *own[:spare]]
-        pages.free([page for page in behind if pages.references[page] > 1] + own[spare:])
+        kept = [*table.pages[passed:], *own]
+        table.pages, table.start = kept[:most], start
+        pages.free([page for page in behind if pages.references[page] > 1] + kept[most:])
 
     def _first_needed(self, pages: Pages, num_computed: int) -> int:
         if pages.window is None:

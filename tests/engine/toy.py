@@ -46,6 +46,7 @@ class ToyModel:
         self.o = [weight(HIDDEN, HEADS * DIM) * 6 for _ in windows]
         self.head = weight(VOCAB, HIDDEN) * 3
         self.dtype, self.vocab_size, self.max_positions = torch.float32, VOCAB, max_positions
+        self.tokenizer_vocab = None
         self.eos_token_ids: tuple[int, ...] = ()
         self.weight_bytes = 0
 

@@ -1,0 +1,115 @@
+"""Requests come, go, fork, are aborted and preempted in any order: pages are conserved and greedy output stays."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from core.registry import Registry
+from core.types import InvalidRequest
+from tests.engine.toy import NULL, VOCAB, ToyModel, generate, outputs, request, toy_engine
+
+STEM = [(7 * i) % VOCAB for i in range(24)]
+MODELS = [ToyModel((None, None)), ToyModel((6, None))]
+
+
+@cache
+def _alone(model: int, prompt: tuple[int, ...]) -> list[int]:
+    return generate(toy_engine(MODELS[model], **NULL, kv_tokens=2048), [prompt], max_tokens=20)[0]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        model=st.sampled_from([0, 1]),
+        allocator=st.sampled_from(Registry().names("kv_allocator")),
+        scheduler=st.sampled_from(["static", "continuous"]),
+        cache=st.sampled_from(["none", "hash", "radix"]),
+        drafter=st.sampled_from(["none", "ngram"]),
+        page_size=st.sampled_from([1, 4, 16]),
+        budget=st.sampled_from([3, 16]),
+        kv_tokens=st.sampled_from([96, 160, 400]),
+    )
+    def start(self, model: int, **parts: object) -> None:
+        self.model = model
+        self.engine = toy_engine(MODELS[model], **parts, max_model_len=64)  # type: ignore[arg-type]
+        self.live: dict[str, tuple[tuple[int, ...], int, str]] = {}
+        self.events: list = []
+        self.aborted: set[str] = set()
+
+    @rule(
+        shared=st.integers(0, 24),
+        tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
+        max_tokens=st.integers(1, 20),
+        n=st.sampled_from([1, 1, 3]),
+        salt=st.sampled_from(["", "a"]),
+    )
+    def add(self, shared: int, tail: list[int], max_tokens: int, n: int, salt: str) -> None:
+        item = request(STEM[:shared] + tail, max_tokens=max_tokens, n=n, salt=salt)
+        try:
+            self.engine.add(item)
+        except InvalidRequest as error:
+            assert "pages" in str(error)
+            return
+        self.live[item.id] = (item.prompt, max_tokens, salt)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(self.live)))
+        self.engine.abort(id)
+        self.engine.abort(id)
+        self.aborted.add(id)
+
+    @rule(times=st.integers(1, 12))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.events += self.engine.step()
+            self.engine.check()
+
+    @precondition(lambda self: len(self.engine.running))
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        self.engine.preempt(data.draw(st.sampled_from(list(self.engine.running))))
+
+    @rule()
+    def flush(self) -> None:
+        self.engine.memory.flush()
+
+    @invariant()
+    def pages_are_conserved(self) -> None:
+        self.engine.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(3000):
+            if not self.engine.has_work:
+                break
+            self.step(1)
+        assert not self.engine.has_work
+        for (id, _), tokens in outputs(self.events).items():
+            prompt, max_tokens, _ = self.live[id]
+            expected = _alone(self.model, prompt)[:max_tokens]
+            assert tokens == (expected[: len(tokens)] if id in self.aborted else expected)
+        self._all_is_free()
+
+    def _all_is_free(self) -> None:
+        for group in self.engine.stats()["kv"].values():
+            assert group["held"] == 0
+        self.engine.memory.flush()
+        for group in self.engine.stats()["kv"].values():
+            assert group["free"] == group["pages"]
+
+
+@pytest.mark.parametrize("examples", [60])
+def test_any_order_of_events(examples: int) -> None:
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
