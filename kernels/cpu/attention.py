@@ -45,8 +45,18 @@ class Ragged:
         return self._zeros
 
 
-def paged_attention(q: Tensor, cache: KVCache, batch: Ragged, *, scale: float, window: int | None = None, softcap: float = 0.0,
-                    sinks: Tensor | None = None, out: Tensor | None = None, isa: str | None = None) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    cache: KVCache,
+    batch: Ragged,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    isa: str | None = None,
+) -> Tensor:
     """Causal attention of each token over its sequence's pages (this step's keys must be written already).
 
     Heads that share a key head read it once. Results are the same bits for any number of threads, any cut of a
@@ -75,9 +85,25 @@ def paged_attention(q: Tensor, cache: KVCache, batch: Ragged, *, scale: float, w
         out = torch.empty(n_tokens, n_heads, cache.value_dim)
     check("out", out, (n_tokens, n_heads, cache.value_dim), torch.float32)
     arguments = library.Attention(
-        batch.kv_len.shape[0], n_heads, window or 0, scale, softcap, pointer(batch.page_table), batch.page_table.stride(0),
-        pointer(batch.query_start), pointer(batch.kv_len), pointer(batch.starts), pointer(sinks),
+        batch.kv_len.shape[0],
+        n_heads,
+        window or 0,
+        scale,
+        softcap,
+        pointer(batch.page_table),
+        batch.page_table.stride(0),
+        pointer(batch.query_start),
+        pointer(batch.kv_len),
+        pointer(batch.starts),
+        pointer(sinks),
     )
-    library.load(isa).pw_attention(ctypes.byref(arguments), ctypes.byref(cache.struct), pointer(q), q.stride(0), pointer(out),
-                                   out.stride(0), library.num_threads())
+    library.load(isa).pw_attention(
+        ctypes.byref(arguments),
+        ctypes.byref(cache.struct),
+        pointer(q),
+        q.stride(0),
+        pointer(out),
+        out.stride(0),
+        library.num_threads(),
+    )
     return out

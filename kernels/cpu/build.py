@@ -33,8 +33,18 @@ _NEEDS: dict[str, frozenset[str]] = {
     "avx512": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
     "avx512_vnni": frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
 }
-_COMMON_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
-                 "-mavx2", "-mfma", "-mf16c", "-pthread")
+_COMMON_FLAGS = (
+    "-O3",
+    "-std=gnu11",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-mavx2",
+    "-mfma",
+    "-mf16c",
+    "-pthread",
+)
 
 
 class Unavailable(RuntimeError):
@@ -143,9 +153,12 @@ def build(isa: str) -> Path:
 
 def _run_all(commands: list[list[str]]) -> None:
     """Runs the commands side by side; raises Unavailable with what the first that failed said."""
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-               for command in commands]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands
+    ]
     said = [process.communicate()[0] for process in running]
-    for process, text in zip(running, said, strict=True):
+    for command, process, text in zip(commands, running, said, strict=True):
         if process.returncode != 0:
-            raise Unavailable(f"the C compiler could not build the CPU kernels; {process.args}\nsaid:\n{text.strip()[-2000:]}")
+            raise Unavailable(
+                f"the C compiler could not build the CPU kernels; {' '.join(command)}\nsaid:\n{text.strip()[-2000:]}"
+            )

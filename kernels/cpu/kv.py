@@ -44,11 +44,16 @@ def kv_fields(format: KVFormatName, page_size: int, n_heads: int, key_dim: int, 
     """
     if format in _NUMBER:
         dtype = _NUMBER[format]
-        return [KVField("k", dtype, (page_size, n_heads, key_dim)), KVField("v", dtype, (page_size, n_heads, value_dim))]
+        return [
+            KVField("k", dtype, (page_size, n_heads, key_dim)),
+            KVField("v", dtype, (page_size, n_heads, value_dim)),
+        ]
     if format != "int8":
         raise ValueError(f"unknown KV format {format!r}; the kernels know {', '.join(_CODE)}")
     if page_size % GROUP:
-        raise ValueError(f"int8 pages hold a multiple of {GROUP} tokens, not {page_size}; choose page_size 16, 32 or 64")
+        raise ValueError(
+            f"int8 pages hold a multiple of {GROUP} tokens, not {page_size}; choose page_size 16, 32 or 64"
+        )
     k, v, groups = _round_up(key_dim), _round_up(value_dim), page_size // GROUP
     return [
         KVField("k", torch.int8, (n_heads, groups, k // 2, GROUP, 2)),
@@ -99,7 +104,9 @@ class KVCache:
         self.struct = self._struct()
 
     @classmethod
-    def allocate(cls, format: KVFormatName, n_pages: int, page_size: int, n_heads: int, key_dim: int, value_dim: int) -> KVCache:
+    def allocate(
+        cls, format: KVFormatName, n_pages: int, page_size: int, n_heads: int, key_dim: int, value_dim: int
+    ) -> KVCache:
         """A cache over new memory, not initialized."""
         fields = kv_fields(format, page_size, n_heads, key_dim, value_dim)
         tensors = {f.name: torch.empty((n_pages, *f.shape), dtype=f.dtype) for f in fields}
@@ -107,12 +114,20 @@ class KVCache:
 
     def _struct(self) -> library.KV:
         v = self.k if self.v is None else self.v
-        fixed = (_CODE[self.format], self.page_size, self.n_heads, self.key_dim, self.value_dim, int(self.v is not None))
+        fixed = (
+            _CODE[self.format],
+            self.page_size,
+            self.n_heads,
+            self.key_dim,
+            self.value_dim,
+            int(self.v is not None),
+        )
         pointers = (pointer(self.k), pointer(v), pointer(self.k_scale), pointer(self.v_scale))
         if self.k_scale is None or self.v_scale is None:
             return library.KV(*fixed, *pointers, *self.k.stride()[:3], *v.stride()[:3], 0, 0)
-        return library.KV(*fixed, *pointers, self.k.stride(0), 0, 0, v.stride(0), 0, 0,
-                          self.k_scale.stride(0), self.v_scale.stride(0))
+        return library.KV(
+            *fixed, *pointers, self.k.stride(0), 0, 0, v.stride(0), 0, 0, self.k_scale.stride(0), self.v_scale.stride(0)
+        )
 
 
 def kv_write(cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, *, isa: str | None = None) -> None:
@@ -126,8 +141,18 @@ def kv_write(cache: KVCache, k: Tensor, v: Tensor | None, slots: Tensor, *, isa:
     rope_write(cache, None, k, v, slots, None, None, None, isa=isa)
 
 
-def rope_write(cache: KVCache, q: Tensor | None, k: Tensor, v: Tensor | None, slots: Tensor, positions: Tensor | None,
-               cos: Tensor | None, sin: Tensor | None, *, isa: str | None = None) -> None:
+def rope_write(
+    cache: KVCache,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor | None,
+    slots: Tensor,
+    positions: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    *,
+    isa: str | None = None,
+) -> None:
     """Rotates queries and keys in place (half-split pairs, as GPT-NeoX) and stores keys and values.
 
     Args:
@@ -156,9 +181,21 @@ def rope_write(cache: KVCache, q: Tensor | None, k: Tensor, v: Tensor | None, sl
         if rot > cache.key_dim:
             raise ValueError(f"cos rotates {rot} numbers of a head that has {cache.key_dim}")
     library.load(isa).pw_rope_write(
-        pointer(q), 0 if q is None else q.stride(0), 0 if q is None else q.shape[1], pointer(k), k.stride(0), pointer(v),
-        0 if v is None else v.stride(0), n_tokens, pointer(cos), pointer(sin), rot, pointer(positions), pointer(slots),
-        ctypes.byref(cache.struct), library.num_threads(),
+        pointer(q),
+        0 if q is None else q.stride(0),
+        0 if q is None else q.shape[1],
+        pointer(k),
+        k.stride(0),
+        pointer(v),
+        0 if v is None else v.stride(0),
+        n_tokens,
+        pointer(cos),
+        pointer(sin),
+        rot,
+        pointer(positions),
+        pointer(slots),
+        ctypes.byref(cache.struct),
+        library.num_threads(),
     )
 
 
@@ -182,6 +219,10 @@ def kv_read(cache: KVCache, pages: Tensor) -> tuple[Tensor, Tensor]:
     assert cache.v is not None and cache.k_scale is not None and cache.v_scale is not None
     n = len(pages)
     keys = k.permute(0, 2, 4, 1, 3, 5).reshape(n, cache.page_size, cache.n_heads, -1)[..., : cache.key_dim]
-    values = cache.v[pages].permute(0, 2, 4, 6, 1, 3, 5).reshape(n, cache.page_size, cache.n_heads, -1)[..., : cache.value_dim]
+    values = (
+        cache.v[pages]
+        .permute(0, 2, 4, 6, 1, 3, 5)
+        .reshape(n, cache.page_size, cache.n_heads, -1)[..., : cache.value_dim]
+    )
     k_scale, v_scale = (s[pages].transpose(1, 2).unsqueeze(-1).float() for s in (cache.k_scale, cache.v_scale))
     return keys.float() * k_scale, values.float() * v_scale

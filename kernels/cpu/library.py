@@ -13,35 +13,74 @@ from kernels.cpu.build import Unavailable, build, choose_isa
 
 
 class Linear(ctypes.Structure):
-    _fields_ = [("kind", c_int32), ("n", c_int32), ("k", c_int32), ("data", c_void_p), ("scale", c_void_p), ("bias", c_void_p)]
+    _fields_ = [
+        ("kind", c_int32),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("data", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+    ]
 
 
 class KV(ctypes.Structure):
     _fields_ = [(name, c_int32) for name in ("format", "page_size", "n_heads", "dk", "dv", "has_v")]
     _fields_ += [(name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")]
-    _fields_ += [(name, c_int64) for name in ("k_page", "k_token", "k_head", "v_page", "v_token", "v_head",
-                                              "k_scale_page", "v_scale_page")]
+    _fields_ += [
+        (name, c_int64)
+        for name in ("k_page", "k_token", "k_head", "v_page", "v_token", "v_head", "k_scale_page", "v_scale_page")
+    ]
 
 
 class Attention(ctypes.Structure):
-    _fields_ = [("n_seq", c_int32), ("n_q_heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float),
-                ("page_table", c_void_p), ("table_stride", c_int64), ("query_start", c_void_p), ("kv_len", c_void_p),
-                ("kv_start", c_void_p), ("sinks", c_void_p)]
+    _fields_ = [
+        ("n_seq", c_int32),
+        ("n_q_heads", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("page_table", c_void_p),
+        ("table_stride", c_int64),
+        ("query_start", c_void_p),
+        ("kv_len", c_void_p),
+        ("kv_start", c_void_p),
+        ("sinks", c_void_p),
+    ]
 
 
 class Layer(ctypes.Structure):
     _fields_ = [(name, Linear) for name in ("qkv", "o", "gate_up", "down")]
-    _fields_ += [(name, c_void_p) for name in ("attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "q_norm",
-                                               "k_norm", "cos", "sin", "sinks")]
+    _fields_ += [
+        (name, c_void_p)
+        for name in (
+            "attn_norm",
+            "ffn_norm",
+            "post_attn_norm",
+            "post_ffn_norm",
+            "q_norm",
+            "k_norm",
+            "cos",
+            "sin",
+            "sinks",
+        )
+    ]
     _fields_ += [("kv", KV)]
     _fields_ += [(name, c_int32) for name in ("n_q_heads", "rot", "window", "group", "plan", "gate")]
     _fields_ += [("scale", c_float), ("softcap", c_float)]
 
 
 class Model(ctypes.Structure):
-    _fields_ = [("n_layers", c_int32), ("hidden", c_int32), ("eps", c_float), ("embed_scale", c_float),
-                ("logit_softcap", c_float), ("layers", POINTER(Layer)), ("final_norm", c_void_p), ("embed", Linear),
-                ("head", Linear)]
+    _fields_ = [
+        ("n_layers", c_int32),
+        ("hidden", c_int32),
+        ("eps", c_float),
+        ("embed_scale", c_float),
+        ("logit_softcap", c_float),
+        ("layers", POINTER(Layer)),
+        ("final_norm", c_void_p),
+        ("embed", Linear),
+        ("head", Linear),
+    ]
 
 
 class Group(ctypes.Structure):
@@ -49,20 +88,56 @@ class Group(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    _fields_ = [("n_tokens", c_int32), ("n_seq", c_int32), ("n_rows", c_int32), ("ids", c_void_p), ("embeddings", c_void_p),
-                ("query_start", c_void_p), ("kv_len", c_void_p), ("groups", POINTER(Group)), ("rows", c_void_p),
-                ("logits", c_void_p), ("hidden", c_void_p)]
+    _fields_ = [
+        ("n_tokens", c_int32),
+        ("n_seq", c_int32),
+        ("n_rows", c_int32),
+        ("ids", c_void_p),
+        ("embeddings", c_void_p),
+        ("query_start", c_void_p),
+        ("kv_len", c_void_p),
+        ("groups", POINTER(Group)),
+        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("hidden", c_void_p),
+    ]
 
 
 _SIGNATURES = {
     "pw_attention": [POINTER(Attention), POINTER(KV), c_void_p, c_int64, c_void_p, c_int64, c_int],
-    "pw_linear_forward": [c_void_p, c_int64, c_int64, POINTER(Linear), c_int, c_void_p, c_float, c_int, c_void_p, c_int64,
-                          c_int],
+    "pw_linear_forward": [
+        c_void_p,
+        c_int64,
+        c_int64,
+        POINTER(Linear),
+        c_int,
+        c_void_p,
+        c_float,
+        c_int,
+        c_void_p,
+        c_int64,
+        c_int,
+    ],
     "pw_gather": [POINTER(Linear), c_void_p, c_int64, c_void_p],
     "pw_rms_norm": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_float, c_int64, c_int64, c_void_p],
     "pw_gate": [c_void_p, c_int64, c_int64, c_int64, c_int, c_void_p],
-    "pw_rope_write": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64,
-                      c_void_p, c_void_p, POINTER(KV), c_int],
+    "pw_rope_write": [
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        POINTER(KV),
+        c_int,
+    ],
     "pw_step": [POINTER(Model), POINTER(Batch), c_int],
 }
 
@@ -116,13 +191,18 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def check(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtype: torch.dtype, *, contiguous: bool = True) -> torch.Tensor:
+def check(
+    name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtype: torch.dtype, *, contiguous: bool = True
+) -> torch.Tensor:
     """Raises ValueError unless the tensor is what a kernel may be given a pointer to; None in `shape` is any size."""
-    fits = len(tensor.shape) == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
+    fits = len(tensor.shape) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+    )
     if not fits or tensor.dtype != dtype or tensor.device.type != "cpu":
         want = "x".join("?" if n is None else str(n) for n in shape)
         raise ValueError(
-            f"{name} must be a {want} tensor of {dtype} on the CPU, not {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+            f"{name} must be a {want} tensor of {dtype} on the CPU, "
+            f"not {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
         )
     if contiguous and not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous; its strides are {tensor.stride()}")

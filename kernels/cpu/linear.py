@@ -44,7 +44,9 @@ class PackedLinear:
     def __post_init__(self) -> None:
         if self.bias is not None:
             check("bias", self.bias, (self.n,), torch.float32)
-        struct = library.Linear(_KINDS.index(self.kind), self.n, self.k, pointer(self.data), pointer(self.scale), pointer(self.bias))
+        struct = library.Linear(
+            _KINDS.index(self.kind), self.n, self.k, pointer(self.data), pointer(self.scale), pointer(self.bias)
+        )
         object.__setattr__(self, "struct", struct)
 
     @property
@@ -54,7 +56,8 @@ class PackedLinear:
 
 
 def _pad(x: Tensor, rows: int, columns: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % columns, 0, -x.shape[0] % rows))
+    padded: Tensor = torch.nn.functional.pad(x, (0, -x.shape[1] % columns, 0, -x.shape[0] % rows))
+    return padded
 
 
 def _pairs(codes: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ def _pairs(codes: Tensor) -> Tensor:
 def _nibbles(codes: Tensor) -> Tensor:
     """uint8 [n, k] of 0..15 to bytes [n / 16, k / 32, 4, 16, 4]: input i low, input i + 16 high."""
     n, k = codes.shape
-    low, high = codes.view(n // BLOCK, BLOCK, k // GROUP, 2, 4, 4).permute(3, 0, 2, 4, 1, 5)
+    low, high = codes.view(n // BLOCK, BLOCK, k // GROUP, 2, 4, 4).permute(3, 0, 2, 4, 1, 5).unbind()
     return (low | (high << 4)).contiguous()
 
 
@@ -211,8 +214,14 @@ def concatenate(weights: list[PackedLinear]) -> PackedLinear:
     biases = [torch.zeros(w.n) if w.bias is None else w.bias for w in weights]
     bias = None if all(w.bias is None for w in weights) else torch.cat(biases)
     scales = [w.scale for w in weights if w.scale is not None]
-    return PackedLinear(first.kind, sum(w.n for w in weights), first.k, torch.cat([w.data for w in weights]),
-                        torch.cat(scales) if scales else None, bias)
+    return PackedLinear(
+        first.kind,
+        sum(w.n for w in weights),
+        first.k,
+        torch.cat([w.data for w in weights]),
+        torch.cat(scales) if scales else None,
+        bias,
+    )
 
 
 def interleave(gate: PackedLinear, up: PackedLinear) -> PackedLinear:
@@ -222,8 +231,10 @@ def interleave(gate: PackedLinear, up: PackedLinear) -> PackedLinear:
         ValueError: different kinds or shapes, or rows no multiple of 16.
     """
     if (gate.kind, gate.n, gate.k) != (up.kind, up.n, up.k) or gate.n % BLOCK:
-        raise ValueError(f"gate and up must be alike, with rows a multiple of {BLOCK}: {gate.kind} {gate.n}x{gate.k} and "
-                         f"{up.kind} {up.n}x{up.k}")
+        raise ValueError(
+            f"gate and up must be alike, with rows a multiple of {BLOCK}: {gate.kind} {gate.n}x{gate.k} and "
+            f"{up.kind} {up.n}x{up.k}"
+        )
 
     def weave(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         if a is None and b is None:
@@ -236,8 +247,16 @@ def interleave(gate: PackedLinear, up: PackedLinear) -> PackedLinear:
     return PackedLinear(gate.kind, 2 * gate.n, gate.k, data, weave(gate.scale, up.scale), weave(gate.bias, up.bias))
 
 
-def linear(x: Tensor, weight: PackedLinear, *, norm: Tensor | None = None, eps: float = 1e-5, gate: Literal["silu", "gelu"] | None = None,
-           add_to: Tensor | None = None, isa: str | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: PackedLinear,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 1e-5,
+    gate: Literal["silu", "gelu"] | None = None,
+    add_to: Tensor | None = None,
+    isa: str | None = None,
+) -> Tensor:
     """`x @ weight.T + bias`, with what comes before and after it in a decoder layer done on the way.
 
     int8 and q8_0 weights meet activations rounded to 14 bits with a scale a token; q4_1 and q4_0 weights meet 8 bits
@@ -265,6 +284,17 @@ def linear(x: Tensor, weight: PackedLinear, *, norm: Tensor | None = None, eps: 
     shape = (*x.shape[:-1], weight.n)
     y = torch.empty(shape) if add_to is None else check("add_to", add_to, shape, torch.float32)
     before = 1 if norm is not None else {None: 0, "silu": 2, "gelu": 3}[gate]
-    library.load(isa).pw_linear_forward(pointer(rows), rows.stride(0), rows.shape[0], ctypes.byref(weight.struct), before, pointer(norm),
-                                        eps, int(add_to is not None), pointer(y), weight.n, library.num_threads())
+    library.load(isa).pw_linear_forward(
+        pointer(rows),
+        rows.stride(0),
+        rows.shape[0],
+        ctypes.byref(weight.struct),
+        before,
+        pointer(norm),
+        eps,
+        int(add_to is not None),
+        pointer(y),
+        weight.n,
+        library.num_threads(),
+    )
     return y

@@ -11,7 +11,9 @@ from kernels.cpu import library
 from kernels.cpu.library import check, pointer
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, add: Tensor | None = None, isa: str | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float = 1e-5, *, add: Tensor | None = None, isa: str | None = None
+) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 
     Args:
@@ -25,7 +27,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, add: Tensor | None
     if add is not None:
         check("add", add, tuple(x.shape), torch.float32)
     y = torch.empty_like(x)
-    library.load(isa).pw_rms_norm(pointer(x), n, pointer(add), n, pointer(weight), eps, x.numel() // max(n, 1), n, pointer(y))
+    library.load(isa).pw_rms_norm(
+        pointer(x), n, pointer(add), n, pointer(weight), eps, x.numel() // max(n, 1), n, pointer(y)
+    )
     return y
 
 

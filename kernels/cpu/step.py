@@ -75,9 +75,19 @@ class Decoder:
         ValueError: shapes that do not fit together; the message names the layer.
     """
 
-    def __init__(self, layers: list[DecoderLayer], caches: list[KVCache], *, final_norm: Tensor, head: PackedLinear,
-                 embed: PackedLinear | None = None, eps: float = 1e-5, embed_scale: float = 1.0, logit_softcap: float = 0.0,
-                 isa: str | None = None) -> None:
+    def __init__(
+        self,
+        layers: list[DecoderLayer],
+        caches: list[KVCache],
+        *,
+        final_norm: Tensor,
+        head: PackedLinear,
+        embed: PackedLinear | None = None,
+        eps: float = 1e-5,
+        embed_scale: float = 1.0,
+        logit_softcap: float = 0.0,
+        isa: str | None = None,
+    ) -> None:
         self.hidden = head.k
         self.vocabulary = head.n
         self.n_groups = 1 + max(layer.group for layer in layers)
@@ -95,11 +105,28 @@ class Decoder:
         if len(plans) > _MAX_PLANS:
             raise ValueError(f"the layers attend in {len(plans)} different ways; one step can hold {_MAX_PLANS}")
         self._layers = (library.Layer * len(structs))(*structs)
-        self._model = library.Model(len(structs), self.hidden, eps, embed_scale, logit_softcap, self._layers, pointer(final_norm),
-                                    (embed or head).struct, head.struct)
+        self._model = library.Model(
+            len(structs),
+            self.hidden,
+            eps,
+            embed_scale,
+            logit_softcap,
+            self._layers,
+            pointer(final_norm),
+            (embed or head).struct,
+            head.struct,
+        )
 
-    def step(self, ids: Tensor | None, batches: list[Ragged], rows: Tensor, *, embeddings: Tensor | None = None,
-             logits: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        ids: Tensor | None,
+        batches: list[Ragged],
+        rows: Tensor,
+        *,
+        embeddings: Tensor | None = None,
+        logits: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
         """Runs the tokens through all layers, writes their keys and values, and returns logits.
 
         Args:
@@ -131,11 +158,22 @@ class Decoder:
         if hidden is not None:
             check("hidden", hidden, (n_tokens, self.hidden), torch.float32)
         groups = (library.Group * len(batches))(
-            *[library.Group(pointer(b.page_table), b.page_table.stride(0), pointer(b.starts)) for b in batches])
+            *[library.Group(pointer(b.page_table), b.page_table.stride(0), pointer(b.starts)) for b in batches]
+        )
         first = batches[0]
         batch = library.Batch(
-            n_tokens, first.kv_len.shape[0], len(rows), pointer(ids), None if ids is not None else pointer(embeddings),
-            pointer(first.query_start), pointer(first.kv_len), groups, pointer(rows), pointer(logits), pointer(hidden))
+            n_tokens,
+            first.kv_len.shape[0],
+            len(rows),
+            pointer(ids),
+            None if ids is not None else pointer(embeddings),
+            pointer(first.query_start),
+            pointer(first.kv_len),
+            groups,
+            pointer(rows),
+            pointer(logits),
+            pointer(hidden),
+        )
         self._library.pw_step(ctypes.byref(self._model), ctypes.byref(batch), library.num_threads())
         return logits
 
@@ -147,11 +185,19 @@ def _check_layer(i: int, layer: DecoderLayer, cache: KVCache, hidden: int) -> No
         raise ValueError(f"layer {i}: {layer.n_q_heads} query heads cannot share {cache.n_heads} key heads evenly")
     wide = (layer.n_q_heads + cache.n_heads) * cache.key_dim + cache.n_heads * cache.value_dim
     ffn = layer.down.k
-    wanted = {"qkv": (wide, hidden), "o": (hidden, layer.n_q_heads * cache.value_dim), "gate_up": (2 * ffn, hidden), "down": (hidden, ffn)}
+    wanted = {
+        "qkv": (wide, hidden),
+        "o": (hidden, layer.n_q_heads * cache.value_dim),
+        "gate_up": (2 * ffn, hidden),
+        "down": (hidden, ffn),
+    }
     for name, shape in wanted.items():
         weight: PackedLinear = getattr(layer, name)
         if (weight.n, weight.k) != shape:
-            raise ValueError(f"layer {i}: {name} is {weight.n}x{weight.k} where the heads and the hidden size make it {shape[0]}x{shape[1]}")
+            raise ValueError(
+                f"layer {i}: {name} is {weight.n}x{weight.k} where the heads and the hidden size "
+                f"make it {shape[0]}x{shape[1]}"
+            )
     for name in ("attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm"):
         norm = getattr(layer, name)
         if norm is not None:
@@ -168,7 +214,26 @@ def _check_layer(i: int, layer: DecoderLayer, cache: KVCache, hidden: int) -> No
 
 def _layer_struct(layer: DecoderLayer, cache: KVCache, plan: int) -> library.Layer:
     return library.Layer(
-        layer.qkv.struct, layer.o.struct, layer.gate_up.struct, layer.down.struct, pointer(layer.attn_norm), pointer(layer.ffn_norm),
-        pointer(layer.post_attn_norm), pointer(layer.post_ffn_norm), pointer(layer.q_norm), pointer(layer.k_norm), pointer(layer.cos),
-        pointer(layer.sin), pointer(layer.sinks), cache.struct, layer.n_q_heads, 2 * layer.cos.shape[1], layer.window or 0, layer.group,
-        plan, _GATES[layer.gate], layer.scale, layer.softcap)
+        layer.qkv.struct,
+        layer.o.struct,
+        layer.gate_up.struct,
+        layer.down.struct,
+        pointer(layer.attn_norm),
+        pointer(layer.ffn_norm),
+        pointer(layer.post_attn_norm),
+        pointer(layer.post_ffn_norm),
+        pointer(layer.q_norm),
+        pointer(layer.k_norm),
+        pointer(layer.cos),
+        pointer(layer.sin),
+        pointer(layer.sinks),
+        cache.struct,
+        layer.n_q_heads,
+        2 * layer.cos.shape[1],
+        layer.window or 0,
+        layer.group,
+        plan,
+        _GATES[layer.gate],
+        layer.scale,
+        layer.softcap,
+    )

@@ -6,9 +6,20 @@ import torch
 from torch import Tensor
 
 
-def paged_attention(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, query_start: Tensor, kv_len: Tensor, *,
-                    kv_start: Tensor | None = None, scale: float, window: int | None = None, softcap: float = 0.0,
-                    sinks: Tensor | None = None) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    query_start: Tensor,
+    kv_len: Tensor,
+    *,
+    kv_start: Tensor | None = None,
+    scale: float,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of each token over its sequence's pages.
 
     Args:

@@ -11,11 +11,13 @@ from torch import Tensor
 def round_activations(x: Tensor, bits: Literal[14, 8]) -> Tensor:
     """fp32 [T, k] through the codes: 14 bits with a scale a row, or 8 bits with a scale for each 32 inputs."""
     top, width = (8191, x.shape[-1]) if bits == 14 else (127, 32)
-    groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % width)).unflatten(-1, (-1, width))
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % width))
+    groups = padded.view(*x.shape[:-1], -1, width)
     most = groups.abs().amax(-1, keepdim=True)
     codes = torch.round(groups * torch.where(most > 0, torch.tensor(float(top)) / most, 0.0))
     scale = most / float(top)
-    return (codes * scale).flatten(-2)[..., : x.shape[-1]]
+    rounded: Tensor = (codes * scale).flatten(-2)
+    return rounded[..., : x.shape[-1]]
 
 
 def linear(x: Tensor, weight: Tensor, kind: str, bias: Tensor | None = None) -> Tensor:

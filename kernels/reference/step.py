@@ -12,8 +12,16 @@ from kernels.reference.linear import linear
 from kernels.reference.rows import gate, rms_norm, rope
 
 
-def decoder_layer(x: Tensor, layer: dict[str, Any], k_cache: Tensor, v_cache: Tensor, positions: Tensor, slots: Tensor, batch: dict[str, Tensor],
-                  eps: float) -> Tensor:
+def decoder_layer(
+    x: Tensor,
+    layer: dict[str, Any],
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    batch: dict[str, Tensor],
+    eps: float,
+) -> Tensor:
     """The residual stream after one layer; `k_cache` and `v_cache` [n_pages, page_size, H, D] are written in place.
 
     Args:
@@ -32,8 +40,16 @@ def decoder_layer(x: Tensor, layer: dict[str, Any], k_cache: Tensor, v_cache: Te
     q, k = (rope(part, positions, layer["cos"], layer["sin"]) for part in (q, k))
     k_cache[slots // page_size, slots % page_size] = k.to(k_cache.dtype)
     v_cache[slots // page_size, slots % page_size] = v.to(v_cache.dtype)
-    attended = paged_attention(q, k_cache, v_cache, **batch, scale=layer["scale"], window=layer.get("window"),
-                               softcap=layer.get("softcap", 0.0), sinks=layer.get("sinks"))
+    attended = paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        **batch,
+        scale=layer["scale"],
+        window=layer.get("window"),
+        softcap=layer.get("softcap", 0.0),
+        sinks=layer.get("sinks"),
+    )
     added = linear(attended.flatten(1), *layer["o"]).float()
     x = x + (added if layer.get("post_attn_norm") is None else rms_norm(added, layer["post_attn_norm"], eps))
     h = rms_norm(x, layer["ffn_norm"], eps)

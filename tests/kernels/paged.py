@@ -45,7 +45,9 @@ def starts(lens: list[int]) -> Tensor:
     return torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32)
 
 
-def fill(format: str, queries: list[int], lens: list[int], *, page_size: int, n_heads: int, dk: int, dv: int, isa: str) -> Context:
+def fill(
+    format: str, queries: list[int], lens: list[int], *, page_size: int, n_heads: int, dk: int, dv: int, isa: str
+) -> Context:
     n_pages = sum(-(-n // page_size) for n in lens) + 2
     cache = poisoned(format, n_pages, page_size, n_heads, dk, dv)
     table = page_table(lens, page_size, n_pages)

@@ -69,14 +69,18 @@ def test_same_bits_for_any_threads_chunks_and_neighbours(isa, format):
         outs, at = [], 0
         for chunk in chunks:
             at += chunk
-            batch = cpu.Ragged(table, torch.tensor([0, chunk], dtype=torch.int32), torch.tensor([at], dtype=torch.int32))
+            batch = cpu.Ragged(
+                table, torch.tensor([0, chunk], dtype=torch.int32), torch.tensor([at], dtype=torch.int32)
+            )
             outs.append(cpu.paged_attention(q[at - chunk : at], context.cache, batch, scale=0.125, isa=isa))
         return torch.cat(outs)
 
     whole = attend([n], 1)
     for chunks, threads in [([n], 2), ([n], 5), ([1] * n, 2), ([5] * 120, 1), ([16, 64, 120, 400], 3)]:
         assert torch.equal(attend(chunks, threads), whole)
-    batch = cpu.Ragged(table.repeat(2, 1), torch.tensor([0, 1, 301], dtype=torch.int32), torch.tensor([500, n], dtype=torch.int32))
+    batch = cpu.Ragged(
+        table.repeat(2, 1), torch.tensor([0, 1, 301], dtype=torch.int32), torch.tensor([500, n], dtype=torch.int32)
+    )
     both = cpu.paged_attention(torch.cat([q[499:500], q[300:]]), context.cache, batch, scale=0.125, isa=isa)
     assert torch.equal(both, torch.cat([whole[499:500], whole[300:]]))
 
@@ -115,7 +119,11 @@ def test_large_scores_do_not_overflow(isa):
 
 def test_what_does_not_fit_is_said():
     cache = cpu.KVCache.allocate("fp32", 2, 16, 2, 32, 32)
-    batch = cpu.Ragged(torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+    batch = cpu.Ragged(
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([1], dtype=torch.int32),
+    )
     with pytest.raises(ValueError, match="3 query heads cannot share 2"):
         cpu.paged_attention(torch.randn(1, 3, 32), cache, batch, scale=1.0)
     with pytest.raises(ValueError, match="q must be a 1x4x32"):

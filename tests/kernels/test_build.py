@@ -15,7 +15,9 @@ needs_library = pytest.mark.skipif(not cpu.available()[0], reason=cpu.available(
 
 
 def python(code: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

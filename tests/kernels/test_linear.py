@@ -43,7 +43,13 @@ def test_products(isa, kind, rows, n, k):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.integers(1, 40), n=st.integers(1, 70), k=st.integers(1, 100), kind=st.sampled_from(KINDS), bias=st.booleans())
+@given(
+    rows=st.integers(1, 40),
+    n=st.integers(1, 70),
+    k=st.integers(1, 100),
+    kind=st.sampled_from(KINDS),
+    bias=st.booleans(),
+)
 def test_any_shape(isa, rows, n, k, kind, bias):
     k = k if kind in ("fp32", "int8") else -(-k // 32) * 32
     packed, weight = make(kind, n, k, bias)

@@ -14,19 +14,40 @@ HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCABULARY, PAGE = 64, 4, 2, 32, 96, 130, 16
 def build(kind: str, format: str, isa: str, n_pages: int = 40, **extra):
     """A decoder of three layers with the same model for the reference."""
     angles = torch.outer(torch.arange(512.0), 10000.0 ** (-torch.arange(0, DIM, 2) / DIM))
-    shapes = {"q": (HEADS * DIM, HIDDEN), "k": (KV_HEADS * DIM, HIDDEN), "v": (KV_HEADS * DIM, HIDDEN), "o": (HIDDEN, HEADS * DIM),
-              "gate": (FFN, HIDDEN), "up": (FFN, HIDDEN), "down": (HIDDEN, FFN)}
+    shapes = {
+        "q": (HEADS * DIM, HIDDEN),
+        "k": (KV_HEADS * DIM, HIDDEN),
+        "v": (KV_HEADS * DIM, HIDDEN),
+        "o": (HIDDEN, HEADS * DIM),
+        "gate": (FFN, HIDDEN),
+        "up": (FFN, HIDDEN),
+        "down": (HIDDEN, FFN),
+    }
     layers, plain, caches = [], [], []
     for i in range(3):
         made = {name: make(kind, *shape) for name, shape in shapes.items()}
-        common = {"attn_norm": torch.rand(HIDDEN), "ffn_norm": torch.rand(HIDDEN), "n_q_heads": HEADS, "cos": angles.cos(),
-                  "sin": angles.sin(), "scale": 0.02, **extra}
+        common = {
+            "attn_norm": torch.rand(HIDDEN),
+            "ffn_norm": torch.rand(HIDDEN),
+            "n_q_heads": HEADS,
+            "cos": angles.cos(),
+            "sin": angles.sin(),
+            "scale": 0.02,
+            **extra,
+        }
         if "window" in extra:
             common["window"] = extra["window"] if i else None
         packed = {name: p for name, (p, _) in made.items()}
-        layers.append(cpu.DecoderLayer(
-            cpu.concatenate([packed[n] for n in "qkv"]), packed["o"], cpu.interleave(packed["gate"], packed["up"]), packed["down"],
-            **common, group=int(i > 0) if "window" in extra else 0))
+        layers.append(
+            cpu.DecoderLayer(
+                cpu.concatenate([packed[n] for n in "qkv"]),
+                packed["o"],
+                cpu.interleave(packed["gate"], packed["up"]),
+                packed["down"],
+                **common,
+                group=int(i > 0) if "window" in extra else 0,
+            )
+        )
         plain.append({**common, **{name: (w, kind) for name, (_, w) in made.items()}})
         caches.append(poisoned(format, n_pages, PAGE, KV_HEADS, DIM, DIM))
     head, head_weight = make(kind, VOCABULARY, HIDDEN)
@@ -52,11 +73,23 @@ def run(decoder, table, ids, queries, lens, rows, groups=1, **options):
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int8", "q4_1"])
-@pytest.mark.parametrize("extra", [
-    {},
-    {"window": 20, "softcap": 30.0, "gate": "gelu", "q_norm": torch.rand(DIM), "k_norm": torch.rand(DIM),
-     "post_attn_norm": torch.rand(HIDDEN), "post_ffn_norm": torch.rand(HIDDEN), "sinks": torch.randn(HEADS)},
-], ids=["llama", "everything"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {
+            "window": 20,
+            "softcap": 30.0,
+            "gate": "gelu",
+            "q_norm": torch.rand(DIM),
+            "k_norm": torch.rand(DIM),
+            "post_attn_norm": torch.rand(HIDDEN),
+            "post_ffn_norm": torch.rand(HIDDEN),
+            "sinks": torch.randn(HEADS),
+        },
+    ],
+    ids=["llama", "everything"],
+)
 def test_prefill_then_decode(isa, kind, extra):
     decoder, model = build(kind, "fp32", isa, **extra)
     for layer in model["layers"]:
