@@ -139,7 +139,7 @@ def _explain(error: Exception, words: Sequence[str], registry: Registry) -> str:
                 return str(problem)
         if key in ("recipe", "model") and f"{key}/{value}" in text:
             return f"there is no {key} named {value!r}{near(value, _choices(key))}"
-        if "is not in struct" in text and f"'{key}'" in text:
+        if f"Could not override '{key}'" in text:
             parent, _, leaf = key.rpartition(".")
             return f"there is no key {key!r}{near(leaf, _keys(parent, words))}"
     return text

@@ -54,11 +54,11 @@ class LLM:
     def __init__(self, recipe: str = "premium_chat", overrides: Sequence[str] = ()) -> None:
         from core.build import build_engine
         from core.compose import compose
-        from core.models.source import ModelSpec, resolve
+        from core.models.source import read_spec, resolve
         from core.models.tokenizer import load_tokenizer
 
         self.recipe = compose(recipe, overrides)
-        self.tokenizer: Tokenizer = load_tokenizer(resolve(ModelSpec(**self.recipe.model)))
+        self.tokenizer: Tokenizer = load_tokenizer(resolve(read_spec(self.recipe.model)))
         self.engine: Engine = build_engine(self.recipe)
         self._numbers = itertools.count()
 

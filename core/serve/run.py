@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from core.compose import compose_words
-from core.models.source import ModelSpec, resolve
+from core.models.source import read_spec, resolve
 from core.recipe import PartChoice, Recipe
+from core.recipe import resolve as resolve_parts
 from core.serve.launch import EngineProcess
 from core.serve.prompts import ModelTokenizer
 from core.types import PartwiseError
@@ -27,7 +28,8 @@ def run(words: Sequence[str], engine: EngineProcess) -> int:
     """Serve the recipe in `words` with a started engine process; the exit code."""
     try:
         recipe = compose_words(words)
-        source = resolve(ModelSpec(**recipe.model))
+        resolve_parts(recipe, recipe.registry())
+        source = resolve(read_spec(recipe.model))
 
         def tokenizer() -> ModelTokenizer:
             from core.models.tokenizer import load_tokenizer
