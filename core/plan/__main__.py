@@ -143,11 +143,12 @@ def _job(config: DictConfig) -> Job:
     if options.command == "plan":
         job.plans = _plans(options, recipe)
     elif options.command == "calibrate":
-        if options.model is None:
-            raise PlanError("name the model whose steps are measured, for example model=smollm2-135m")
-        job.calibration = calibrate(
-            load_model(options.model, options.models), recipe, options.engine, options.engine_overrides
-        )
+        if options.model is not None or options.gpu is not None:
+            raise PlanError(
+                "calibrate measures the engine recipe's own model on this machine: leave out model= and gpu=, "
+                "or write engine_overrides=['model=NAME']"
+            )
+        job.calibration = calibrate(recipe, options.engine, options.engine_overrides)
     return job
 
 

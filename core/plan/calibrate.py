@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
-from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from core.plan.catalogue import Device
+from core.plan.catalogue import Device, load_model
 from core.plan.errors import PlanError, explain
 from core.plan.figures import Figure, show_seconds
 from core.plan.latency import Efficiency, Load, Roofline
@@ -22,12 +22,14 @@ from core.plan.models import Model
 from core.plan.recipe import Recipe
 from core.plan.report import Table, show_figure
 
-BATCHES = (1, 4, 16, 32)
-CONTEXTS = (128, 512, 2048)
+GRID = (*((batch, context) for context in (128, 512) for batch in (1, 4, 16, 32)), (1, 2048), (8, 2048))
 FITTED = ("bandwidth", "rate", "kv_bandwidth", "attention_rate", "overhead", "sequence_overhead")
 
-Generate = Callable[[list[list[int]], int], None]
-"""Runs the engine on prompts of token ids until each has written so many tokens."""
+Run = Callable[[list[list[int]], int], Iterator[tuple[int, float]]]
+"""Runs the engine on prompts of token ids until each has written so many tokens.
+
+Yields for every step how many sequences wrote in it, and its seconds.
+"""
 
 
 class Point(BaseModel):
@@ -72,14 +74,15 @@ class Calibration(BaseModel):
         return [p / m.seconds - 1 for p, m in zip(self.predicted, self.points, strict=True)]
 
 
-def calibrate(model: Model, recipe: Recipe, engine: str, overrides: Sequence[str] = ()) -> Calibration:
-    """Measure this machine and steps of `model` under an engine recipe, and fit the efficiencies to them.
+def calibrate(recipe: Recipe, engine: str, overrides: Sequence[str] = ()) -> Calibration:
+    """Measure this machine and steps of an engine recipe with its own model, and fit the efficiencies to
+    them.
 
     `recipe` names the formats that the engine keeps weights and KV in. It takes minutes on a CPU.
     """
     machine = measure_machine()
-    points = measure_steps(engine_generate(model, engine, overrides), BATCHES, CONTEXTS)
-    return fit(model, recipe, machine, points, engine)
+    model, run = start_engine(engine, overrides)
+    return fit(model, recipe, machine, measure_steps(run), engine)
 
 
 def measured(value: float, unit: str, how: str) -> Figure:
@@ -120,45 +123,61 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def engine_generate(model: Model, engine: str, overrides: Sequence[str]) -> Generate:
-    """The engine behind the offline API, as a function of prompts and tokens to write."""
+def start_engine(engine: str, overrides: Sequence[str]) -> tuple[Model, Run]:
+    """The model of an engine recipe, and its engine as a function of prompts and tokens to write."""
     from core import LLM
+    from core.models.source import ModelSpec, resolve
+    from core.types import PartwiseError, Request, SamplingParams
 
-    llm = LLM(recipe=engine, overrides=list(overrides))
+    try:
+        llm = LLM(recipe=engine, overrides=list(overrides))
+    except PartwiseError as error:
+        raise PlanError(f"engine recipe {engine}: {error}") from error
+    source = resolve(ModelSpec(**llm.recipe.model))
+    numbers = count()
 
-    def generate(prompts: list[list[int]], tokens: int) -> None:
-        llm.generate(prompts, temperature=0, max_tokens=tokens, ignore_eos=True)
+    def run(prompts: list[list[int]], tokens: int) -> Iterator[tuple[int, float]]:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        for prompt in prompts:
+            llm.engine.add(Request(f"calibrate-{next(numbers)}", tuple(prompt), params, time.monotonic()))
+        while llm.engine.has_work:
+            start = time.perf_counter()
+            events = llm.engine.step()
+            seconds = time.perf_counter() - start
+            if failed := next((e.error for e in events if e.error), None):
+                raise PlanError(f"the engine could not run a step to measure: {failed}")
+            yield sum(bool(e.tokens) for e in events), seconds
 
-    return generate
+    return load_model(str(source.gguf or source.folder)), run
 
 
-def measure_steps(
-    generate: Generate, batches: Iterable[int], contexts: Iterable[int], steps: int = 8, repeats: int = 3
-) -> tuple[Point, ...]:
-    """Times of single decode steps for every batch and context, and of prefill for every context.
+def measure_steps(run: Run, grid: Iterable[tuple[int, int]] = GRID, steps: int = 8) -> tuple[Point, ...]:
+    """The median of `steps` decode steps for each (batch, context) of the grid, and single prefills.
 
-    A step is the difference between writing `1 + steps` tokens and writing one, so prefill cancels out. The
-    prompts differ from run to run, so that no prefix cache helps.
+    Only steps in which the whole batch writes count, and not the first of them, which may hold a prefill.
     """
     points = []
-    for context in contexts:
-        for batch in batches:
-            prompt = max(1, context - steps // 2)
-            first, whole = [], []
-            for repeat in range(repeats):
-                seed = 2 * repeat + 100 * context + 10000 * batch
-                first.append(_seconds(partial(generate, _prompts(batch, prompt, seed), 1)))
-                whole.append(_seconds(partial(generate, _prompts(batch, prompt, seed + 1), 1 + steps)))
-            decode = (median(whole) - median(first)) / steps
-            if decode > 0:
-                points.append(Point(sequences=batch, context=context, seconds=decode))
-            if batch == 1:
-                points.append(Point(chunk=prompt, seconds=median(first)))
+    for batch, context in grid:
+        prompt = max(1, context - steps // 2)
+        done = list(run(_prompts(batch, prompt), steps + 2))
+        first = next((i for i, (written, _) in enumerate(done) if written == batch), len(done))
+        decodes = [seconds for written, seconds in done[first + 1 :] if written == batch]
+        if not decodes:
+            most = max((written for written, _ in done), default=0)
+            raise PlanError(
+                f"the engine ran {most} sequences at once where {batch} were asked for; "
+                f"give it room with engine_overrides=['scheduler.max_running={batch}']"
+            )
+        points.append(Point(sequences=batch, context=context, seconds=median(decodes)))
+        if batch == 1:
+            points.append(Point(chunk=prompt, seconds=sum(seconds for _, seconds in done[: first + 1])))
     return tuple(points)
 
 
-def _prompts(batch: int, length: int, seed: int) -> list[list[int]]:
-    prompts: list[list[int]] = np.random.default_rng(seed).integers(1000, 20000, (batch, length)).tolist()
+def _prompts(batch: int, length: int) -> list[list[int]]:
+    """Different in every sequence and length, so that no prefix cache helps."""
+    rng = np.random.default_rng((batch, length))
+    prompts: list[list[int]] = rng.integers(1000, 20000, (batch, length)).tolist()
     return prompts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -78,32 +78,34 @@ def test_nothing_measured_is_an_error() -> None:
         fit(MODEL, RECIPE, MACHINE, [])
 
 
-def test_steps_are_measured_without_prefill() -> None:
-    """A fake engine that sleeps a known time for its prompts and for each token."""
-    asked: list[tuple[int, int, int]] = []
+def test_decode_steps_are_told_from_prefill() -> None:
+    """A scripted engine prefills two sequences a step, 1 s, then decodes all, 0.01 s a sequence."""
+    seen: list[list[int]] = []
 
-    def generate(prompts: list[list[int]], tokens: int) -> None:
-        asked.append((len(prompts), len(prompts[0]), tokens))
-        time.sleep(0.02 + 0.004 * len(prompts) * (tokens - 1))
+    def run(prompts: list[list[int]], tokens: int) -> Iterator[tuple[int, float]]:
+        seen.extend(prompts)
+        for ready in range(0, len(prompts), 2):
+            yield min(ready + 2, len(prompts)), 1.0
+        for _ in range(tokens - 1):
+            yield len(prompts), 0.01 * len(prompts)
 
-    found = measure_steps(generate, [1, 3], [100], steps=4, repeats=3)
-    decode = {p.sequences: p.seconds for p in found if p.sequences}
-    assert decode[1] == pytest.approx(0.004, rel=0.3)
-    assert decode[3] == pytest.approx(0.012, rel=0.3)
-    (prefill,) = (p for p in found if p.chunk)
-    assert prefill.chunk == 98
-    assert prefill.seconds == pytest.approx(0.02, rel=0.3)
-    assert {n for n, _, _ in asked} == {1, 3}
+    found = measure_steps(run, [(1, 100), (3, 100), (4, 64)], steps=4)
+    assert [(p.sequences, p.context, p.seconds) for p in found if p.sequences] == [
+        (1, 100, 0.01),
+        (3, 100, 0.03),
+        (4, 64, 0.04),
+    ]
+    assert [(p.chunk, p.seconds) for p in found if p.chunk] == [(98, 1.0)]
+    assert len({tuple(p) for p in seen}) == len(seen) == 8
 
 
-def test_prompts_never_repeat() -> None:
-    seen: list[tuple[int, ...]] = []
+def test_an_engine_that_runs_fewer_at_once_is_told() -> None:
+    def run(prompts: list[list[int]], tokens: int) -> Iterator[tuple[int, float]]:
+        for _ in range(2 * tokens):
+            yield len(prompts) // 2, 0.01
 
-    def generate(prompts: list[list[int]], tokens: int) -> None:
-        seen.extend(tuple(p) for p in prompts)
-
-    measure_steps(generate, [2, 4], [64, 96], steps=2, repeats=2)
-    assert len(seen) == len(set(seen))
+    with pytest.raises(PlanError, match=r"ran 8 sequences at once where 16 .*scheduler\.max_running=16"):
+        measure_steps(run, [(16, 128)])
 
 
 def test_this_machine_has_figures() -> None:

@@ -177,7 +177,11 @@ BAD = [
     (["model=mistral-7b", "gpu=l4", "context=99999"], "99,999 tokens are beyond the 32,768"),
     (["model=mistral-7b", "gpu=a10g"], "a10g has no dense matrix rate"),
     (["model=mistral-7b", "calibration=none.json"], "none.json cannot be read"),
-    (["calibrate"], "name the model whose steps are measured"),
+    (
+        ["calibrate", "model=smollm2-135m"],
+        "calibrate measures the engine recipe's own model",
+    ),
+    (["calibrate", "engine=baselin"], "baselin"),
     (["calibrat"], "unknown command 'calibrat'; did you mean calibrate"),
 ]
 
