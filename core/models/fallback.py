@@ -247,9 +247,8 @@ def _plain(spec: LayerSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _quantize(model: Any, quantizer: WeightQuantizer, dtype: torch.dtype, device: str) -> int:
     """Put the quantizer's products in the place of the module's own; what all weights hold then, in bytes."""
     nbytes, products = 0, []
-    for name, module in list(model.named_modules()):
-        if type(module) is not nn.Linear:
-            continue
+    for name in [name for name, module in model.named_modules() if type(module) is nn.Linear]:
+        module = model.get_submodule(name)
         weight = module.weight.detach()
         stored = PlainWeight(partial(_same, weight), weight.shape, weight.dtype, dtype, device)
         bias = None if module.bias is None else module.bias.detach()
@@ -260,7 +259,7 @@ def _quantize(model: Any, quantizer: WeightQuantizer, dtype: torch.dtype, device
         products.append((product, weight.data_ptr()))
     rest = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     tied = [rest[place] for product, place in products if place in rest and _place(product) == place]
-    return nbytes + sum(rest.values()) - sum(tied)
+    return int(nbytes + sum(rest.values()) - sum(tied))
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -55,7 +55,9 @@ def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _plain(config: RopeConfig) -> Tensor:
-    return 1.0 / (config.theta ** (torch.arange(0, config.dim, 2).float() / config.dim))
+    exponents = torch.arange(0, config.dim, 2).float() / config.dim
+    waves: Tensor = torch.tensor(config.theta) ** exponents
+    return waves.reciprocal()
 
 
 def _default(config: RopeConfig, served: int) -> tuple[Tensor, float]:
@@ -111,7 +113,7 @@ def _yarn_scale(config: RopeConfig, factor: float) -> float:
 
     given = config.get("attention_factor")
     if given is not None:
-        return given
+        return float(given)
     one, all_dim = config.get("mscale"), config.get("mscale_all_dim")
     return mscale(one) / mscale(all_dim) if one and all_dim else mscale(1)
 

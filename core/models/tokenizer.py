@@ -174,4 +174,5 @@ def _convert(file: GGUFFile) -> PreTrainedTokenizerFast:
             backend, _ = convert_gguf_tokenizer(file.architecture, values)
     except Exception as error:
         raise PartwiseError(f"{file.path}: its tokenizer cannot be converted: {error}") from error
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    make: Any = PreTrainedTokenizerFast
+    return cast("PreTrainedTokenizerFast", make(tokenizer_object=backend, **settings))
