@@ -44,6 +44,9 @@ class KVQuantizerSuite(SameOutput, Suite):
         v = torch.randn(n, GROUP.kv_heads, GROUP.value_dim, generator=generator) * scale
         return k, v
 
+    def write(self, quantizer: KVQuantizer, pool: Pool, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        quantizer.write(pool.layers[0].storage, k.clone(), v.clone(), slots.clone())
+
     def slots(self, pages: list[int], n: int, first: int = 0) -> Tensor:
         size = self.page_size
         return torch.tensor([pages[i // size] * size + i % size for i in range(first, first + n)], dtype=torch.int64)
@@ -103,10 +106,10 @@ class KVQuantizerSuite(SameOutput, Suite):
         quantizer = self.quantizer()
         pool, size = self.pool(quantizer), self.page_size
         k, v = self.numbers(2 * size)
-        quantizer.write(pool.layers[0].storage, k, v, self.slots([4, 1], 2 * size))
+        self.write(quantizer, pool, k, v, self.slots([4, 1], 2 * size))
         before = [t.clone() for t in quantizer.read(pool.layers[0].storage, torch.tensor([4, 1]), 2 * size)]
         loud = self.numbers(3 * size, seed=1, scale=50.0)
-        quantizer.write(pool.layers[0].storage, *loud, self.slots([0, 5, 2], 3 * size))
+        self.write(quantizer, pool, *loud, self.slots([0, 5, 3], 3 * size))
         after = quantizer.read(pool.layers[0].storage, torch.tensor([4, 1]), 2 * size)
         assert all(map(torch.equal, before, after)), "writing to other pages changed what a page holds"
 
@@ -114,7 +117,7 @@ class KVQuantizerSuite(SameOutput, Suite):
         writer, reader = self.quantizer(), self.quantizer()
         pool, n = self.pool(writer), self.page_size + 1
         k, v = self.numbers(n)
-        writer.write(pool.layers[0].storage, k, v, self.slots([3, 1], n))
+        self.write(writer, pool, k, v, self.slots([3, 1], n))
         self.assert_read(reader, pool, [3, 1], k, v, "read by another instance (scales must lie in the storage)")
 
     # --- level 2 ---------------------------------------------------------------------------------------------------
@@ -125,7 +128,7 @@ class KVQuantizerSuite(SameOutput, Suite):
                 quantizer = self.quantizer()
                 pool = self.pool(quantizer)
                 k, v = self.numbers(n, scale=scale)
-                quantizer.write(pool.layers[0].storage, k, v, self.slots([5, 0, 3], n))
+                self.write(quantizer, pool, k, v, self.slots([5, 0, 3], n))
                 self.assert_read(quantizer, pool, [5, 0, 3][: -(-n // self.page_size)], k, v, f"{n} tokens, {scale:g}")
 
     def test_l2_zeros_and_constants(self) -> None:
@@ -134,7 +137,7 @@ class KVQuantizerSuite(SameOutput, Suite):
             quantizer = self.quantizer()
             pool = self.pool(quantizer)
             k, v = (torch.full_like(x, value) for x in self.numbers(n))
-            quantizer.write(pool.layers[0].storage, k, v, self.slots([2], n))
+            self.write(quantizer, pool, k, v, self.slots([2], n))
             self.assert_read(quantizer, pool, [2], k, v, f"all numbers {value:g}")
 
     def test_l2_token_by_token_is_all_at_once(self) -> None:
@@ -147,7 +150,7 @@ class KVQuantizerSuite(SameOutput, Suite):
             size = min(size, n - first)
             if size:
                 slots = self.slots([4, 2, 0], size, first)
-                quantizer.write(pool.layers[0].storage, k[first : first + size], v[first : first + size], slots)
+                self.write(quantizer, pool, k[first : first + size], v[first : first + size], slots)
                 first += size
         self.assert_read(quantizer, pool, [4, 2, 0], k, v, "written a few tokens at a time")
 
@@ -156,17 +159,17 @@ class KVQuantizerSuite(SameOutput, Suite):
         pool, size = self.pool(quantizer), self.page_size
         one, other = self.numbers(size), self.numbers(size, seed=2, scale=20.0)
         slots = torch.cat((self.slots([3], size), self.slots([0], size)))
-        quantizer.write(pool.layers[0].storage, torch.cat((one[0], other[0])), torch.cat((one[1], other[1])), slots)
+        self.write(quantizer, pool, torch.cat((one[0], other[0])), torch.cat((one[1], other[1])), slots)
         self.assert_read(quantizer, pool, [3], *one, "the first of two sequences written together")
         self.assert_read(quantizer, pool, [0], *other, "the second of two sequences written together")
 
     def test_l2_a_page_can_be_used_again(self) -> None:
         quantizer = self.quantizer()
         pool, size = self.pool(quantizer), self.page_size
-        quantizer.write(pool.layers[0].storage, *self.numbers(size, scale=1000.0), self.slots([1], size))
+        self.write(quantizer, pool, *self.numbers(size, scale=1000.0), self.slots([1], size))
         quiet = self.numbers(size, seed=3, scale=0.01)
         for i in range(size):
-            quantizer.write(pool.layers[0].storage, quiet[0][i : i + 1], quiet[1][i : i + 1], self.slots([1], 1, i))
+            self.write(quantizer, pool, quiet[0][i : i + 1], quiet[1][i : i + 1], self.slots([1], 1, i))
         self.assert_read(quantizer, pool, [1], *quiet, "a page that held larger numbers before")
 
     def test_l2_a_copied_page_goes_its_own_way(self) -> None:
@@ -174,14 +177,16 @@ class KVQuantizerSuite(SameOutput, Suite):
         pool, size = self.pool(quantizer), self.page_size
         half = max(1, size // 2)
         k, v = self.numbers(size)
-        quantizer.write(pool.layers[0].storage, k[:half], v[:half], self.slots([1], half))
+        self.write(quantizer, pool, k[:half], v[:half], self.slots([1], half))
         pool.copy(1, 4)
         loud = self.numbers(size, seed=4, scale=30.0)
         rest = size - half
         if rest:
-            quantizer.write(pool.layers[0].storage, loud[0][half:], loud[1][half:], self.slots([4], rest, half))
-            quantizer.write(pool.layers[0].storage, k[half:], v[half:], self.slots([1], rest, half))
+            self.write(quantizer, pool, loud[0][half:], loud[1][half:], self.slots([4], rest, half))
+            self.write(quantizer, pool, k[half:], v[half:], self.slots([1], rest, half))
         self.assert_read(quantizer, pool, [1], k, v, "the page that was copied from")
+        copy = [torch.cat((old[:half], new[half:])) for old, new in zip((k, v), loud, strict=True)]
+        self.assert_read(quantizer, pool, [4], copy[0], copy[1], "the copy")
 
     # --- level 3 ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +211,7 @@ class KVQuantizerSuite(SameOutput, Suite):
                 if not n:
                     continue
                 more = self.numbers(n, seed, scale)
-                quantizer.write(pool.layers[0].storage, *more, self.slots(tables[row], n, len(held[row][0])))
+                self.write(quantizer, pool, *more, self.slots(tables[row], n, len(held[row][0])))
                 held[row] = (torch.cat((held[row][0], more[0])), torch.cat((held[row][1], more[1])))
             for table, (k, v) in zip(tables, held, strict=True):
                 if len(k):
@@ -225,12 +230,12 @@ class KVQuantizerSuite(SameOutput, Suite):
         quantizer = self.quantizer()
         pool, n = self.pool(quantizer, n_pages), n_pages * self.page_size
         pages = list(range(n_pages))
-        quantizer.write(pool.layers[0].storage, *self.numbers(n), self.slots(pages, n))
+        self.write(quantizer, pool, *self.numbers(n), self.slots(pages, n))
         k, v = self.numbers(1)
         slots, table = self.slots(pages, 1, n - 1), torch.tensor(pages)
 
         def cycle() -> None:
-            quantizer.write(pool.layers[0].storage, k, v, slots)
+            self.write(quantizer, pool, k, v, slots)
             quantizer.read(pool.layers[0].storage, table, n)
 
         return microseconds(cycle, repeats=5)

@@ -51,7 +51,7 @@ class InMemoryWeight:
 
 class WeightQuantizerSuite(SameOutput, Suite):
     """Checks of a `quantizer.weights` part. A lossy one may state `error:<number>`: the error of a product relative
-    to the size of its exact result, both as root mean squares, on Gaussian inputs (0.05 if it states none)."""
+    to the size of its exact result, both as root mean squares, for any of `MATRICES` (0.05 if it states none)."""
 
     seam: ClassVar[str] = "quantizer.weights"
     cost_us: ClassVar[float] = 5_000.0
