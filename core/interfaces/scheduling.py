@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
@@ -43,9 +44,12 @@ class BatchingScheduler(Scheduler):
         return Plan(tuple(Scheduled(id, n_tokens) for id, n_tokens in step.planned.items()))
 
     def candidates(self, queues: Queues, memory: Memory) -> Iterator[SequenceView]:
-        """Waiting sequences, the next to admit first. One that is admitted before the next is asked for leaves
-        `queues.waiting`. The default is the order of arrival."""
+        """Waiting sequences, the next to admit first. One that is admitted, or ends, before the next is asked for
+        leaves `queues.waiting`. The default is the order of arrival."""
         return in_turn(queues.waiting)
+
+    def admitted(self, seq: SequenceView) -> None:
+        """A candidate was admitted. For policies that keep an index of their own."""
 
     def victim(self, queues: Queues) -> SequenceView:
         """Whom to preempt of those running; the default is the last one admitted."""
@@ -81,6 +85,7 @@ class _Step:
             return
         for seq in self.scheduler.candidates(self.queues, self.memory):
             if self.memory.admit(seq):
+                self.scheduler.admitted(seq)
                 self.compute([seq])
             elif len(self.queues.running):
                 return
@@ -95,10 +100,12 @@ class _Step:
         self.left -= n_tokens
 
     def _hold(self, seq: SequenceView, n_tokens: int) -> bool:
-        """Reserve, preempting until there is room; False if that took the sequence itself."""
+        """Reserve, preempting until there is room; False if the sequence itself had to go, or has ended."""
         while seq.id not in self.preempted:
             if self.memory.reserve(seq, n_tokens):
                 return True
+            if seq not in self.queues.running:
+                return False
             victim = self.scheduler.victim(self.queues)
             self.memory.preempt(victim)
             self.preempted.add(victim.id)
@@ -133,16 +140,19 @@ class OrderedScheduler(BatchingScheduler):
             key, _ = self._waiting.pop(seq.id)
             del self._order[bisect_left(self._order, (key, seq.id))]
 
+    def admitted(self, seq: SequenceView) -> None:
+        self.removed(seq)
+
     def candidates(self, queues: Queues, memory: Memory) -> Iterator[SequenceView]:
-        at = 0
-        while at < len(self._order):
-            seq = self._waiting[self._order[at][1]][1]
-            n_waiting = len(queues.waiting)
-            yield seq
-            if len(queues.waiting) < n_waiting:
-                self.removed(seq)
-            else:
-                at += 1
+        return self.between(-math.inf, math.inf)
+
+    def between(self, low: float, high: float) -> Iterator[SequenceView]:
+        """Waiting sequences whose key begins with a number from `low` to below `high`, in order."""
+        at = bisect_left(self._order, ((low,),))
+        while at < len(self._order) and self._order[at][0][0] < high:
+            place = self._order[at]
+            yield self._waiting[place[1]][1]
+            at += at < len(self._order) and self._order[at] is place
 
     def victim(self, queues: Queues) -> SequenceView:
         return max(reversed(queues.running), key=self.key)

@@ -19,12 +19,29 @@ from core.interfaces import BuildContext
 from core.interfaces.scheduling import BatchingOptions
 from core.testing.world import World
 from core.types import Budget, Queues
+from plugins.scheduler import (
+    CacheAwareOptions,
+    FairOptions,
+    PriorityOptions,
+    ShortestFirstOptions,
+    SloOptions,
+)
+from plugins.scheduler.cache_aware import CacheAwareScheduler
 from plugins.scheduler.continuous import ContinuousScheduler
+from plugins.scheduler.fair import REMEMBERED, FairScheduler
+from plugins.scheduler.priority import PriorityScheduler
+from plugins.scheduler.shortest_first import ShortestFirstScheduler
+from plugins.scheduler.slo import SloScheduler
 from plugins.scheduler.static import StaticScheduler
 
 SCHEDULERS = {
     "static": (StaticScheduler, BatchingOptions),
     "continuous": (ContinuousScheduler, BatchingOptions),
+    "priority": (PriorityScheduler, PriorityOptions),
+    "shortest_first": (ShortestFirstScheduler, ShortestFirstOptions),
+    "fair": (FairScheduler, FairOptions),
+    "cache_aware": (CacheAwareScheduler, CacheAwareOptions),
+    "slo": (SloScheduler, SloOptions),
 }
 ALL = pytest.mark.parametrize("name", SCHEDULERS)
 
@@ -180,6 +197,156 @@ def test_drafts_do_not_preempt():
     one._state.num_drafts = other._state.num_drafts = 6
     step = planned(served.step())
     assert step == {one.id: 1, other.id: 1} and not served.preemptions
+
+
+def test_priority_takes_the_place_of_lower_classes():
+    served = world("priority", running=2, ageing=1000)
+    low = [served.add(8, 30, priority=2) for _ in range(2)]
+    served.step()
+    high = served.add(8, 4, priority=0)
+    served.step()
+    assert high.id in served.started and served.preemptions == 1 and low[1] in served.waiting
+    served.run(300)
+    assert served.finished[0] == high.id and len(served.finished) == 3
+
+
+def test_priority_makes_room_in_memory_too():
+    served = world("priority", pages=8, ageing=1000)
+    low = [served.add(8, 8, priority=1) for _ in range(3)]
+    served.step()
+    high = served.add(20, 4, priority=0)
+    served.step()
+    assert high.id in served.started and low[0] in served.running and low[1] in served.waiting
+
+
+def test_priority_does_not_preempt_its_own_class():
+    served = world("priority", running=1, ageing=1000)
+    served.add(8, 8, priority=1)
+    served.step()
+    served.add(8, 8, priority=1)
+    served.run(5)
+    assert not served.preemptions
+
+
+def test_priority_ages():
+    served = world("priority", running=1, ageing=5)
+    old = served.add(4, 4, priority=1)
+    for _ in range(40):
+        served.add(4, 4, priority=0)
+    served.run(500)
+    assert 4 <= served.finished.index(old.id) <= 6
+
+
+def test_shortest_first_and_its_bound():
+    served = world("shortest_first", running=1, ageing=10)
+    served.add(4, 20)
+    served.step()
+    long = served.add(4, 60)
+    for _ in range(30):
+        served.add(4, 4)
+    served.run(500)
+    place = served.finished.index(long.id)
+    assert 4 <= place <= 1 + 60 / 10 + 1, "overtaken by more than arrived within its length of ageing"
+
+
+def test_fair_serves_clients_alike_however_much_they_ask():
+    served = world("fair", running=4, pages=200)
+    for _ in range(60):
+        served.add(6, 8, client="greedy")
+    for _ in range(6):
+        served.add(6, 8, client="modest")
+    while not all(seq.client == "greedy" for seq in served.waiting):
+        served.step()
+    done = [served.started[f"s{n}"] for n in range(60) if f"s{n}" in served.started]
+    assert len(done) <= 6 + 5, "the greedy client got more than the modest one and a batch"
+
+
+def test_fair_bounds_what_one_client_gets_ahead():
+    served = world("fair", running=3, pages=200, tokens=24)
+    scheduler = served.scheduler
+    for n in range(200):
+        served.add(4 + n % 9, 2 + n % 5, client="ab"[n % 2])
+        served.add(20, 12, client="a")
+    bound = 2 * max(20, 2 * 3)
+    while served.waiting:
+        served.step()
+        if {"a", "b"} <= {seq.client for seq in served.waiting}:
+            assert abs(scheduler._charges["a"] - scheduler._charges["b"]) <= bound
+
+
+def test_fair_does_not_save_up_for_who_was_idle():
+    served = world("fair", running=1)
+    for _ in range(30):
+        served.add(4, 4, client="busy")
+    for _ in range(60):
+        served.step()
+    late = [served.add(4, 4, client="late") for _ in range(10)]
+    started = len(served.started)
+    served.run(500)
+    after = sorted(served.started, key=served.started.get)[started:]
+    assert [seq.id in after[:8] for seq in late].count(True) <= 5
+
+
+def test_fair_forgets_clients():
+    served = world("fair", running=1)
+    for n in range(REMEMBERED + 200):
+        served.add(1, 1, client=f"client {n}")
+        served.run(3)
+    assert len(served.scheduler._charges) <= REMEMBERED + 10
+
+
+def test_cache_aware_prefers_cached_prefixes_and_bounds_the_wait():
+    served = world("cache_aware", running=1, patience=3)
+    served.cached = lambda seq: 8 if int(seq.id[1:]) % 2 else 0
+    for _ in range(20):
+        served.add(12, 3)
+    served.run(500)
+    assert served.finished[:3] == ["s1", "s3", "s5"] and served.finished.index("s0") == 3
+    assert not served.waiting
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_slo_admits_first_what_can_still_be_met():
+    served = world("slo", running=1, ttft_ms=10_000, grace=3)
+    clock = served.scheduler.clock = Clock()
+    for _ in range(5):
+        served.add(4, 4)
+    served.step()
+    clock.now = 12.5
+    served.run(40)
+    assert served.finished == ["s0", "s3", "s4", "s1", "s2"]
+
+
+def test_slo_lets_nobody_wait_for_ever():
+    served = world("slo", running=1, ttft_ms=10_000, grace=3)
+    clock = served.scheduler.clock = Clock()
+    for _ in range(5):
+        served.add(4, 4)
+    clock.now = 41.5
+    served.run(40)
+    assert served.finished[:2] == ["s0", "s1"]
+
+
+def test_slo_cuts_steps_to_the_target_between_tokens():
+    served = world("slo", tokens=32, itl_ms=10)
+    clock = served.scheduler.clock = Clock()
+    stream = served.add(2, 100)
+    sizes = []
+    for step in range(40):
+        plan = planned(served.step())
+        sizes.append(sum(plan.values()))
+        clock.now += 0.001 * sizes[-1]
+        if step == 5:
+            served.add(100, 5)
+        assert stream.id in plan
+    assert max(sizes[7:12]) == 10
 
 
 @dataclass
