@@ -21,6 +21,9 @@ INTEGRATED = {
 }
 """Checks that many faults trip; they run where the table names them."""
 
+UNTRIPPED = {"prefix_cache.eviction": {"l2_output_equals_the_null_parts"}}
+"""What goes first cannot change output, only which prompts are computed again."""
+
 
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -67,4 +70,6 @@ def test_every_seam_has_broken_parts_for_its_checks(seam):
     assert sum(len(table) for table in tables) >= 4
     caught = {check for table in tables for expected in table.values() for check in expected}
     checks = {name.removeprefix("test_") for name in suite_for(seam).checks() if level_of(name) > 0}
-    assert checks - caught == set(), "no part fails these checks, so nothing shows that they can fail"
+    assert checks - caught == UNTRIPPED.get(seam, set()), (
+        "no part fails these checks, so nothing shows that they can fail"
+    )

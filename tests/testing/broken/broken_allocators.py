@@ -99,6 +99,37 @@ class SharesOnePool(Right):
         self._references = self.pools[0]
 
 
+class GivesOutPagesAgain(Right):
+    def _take(self, wanted: int) -> list[int] | None:
+        if wanted > self.n_free:
+            return None
+        return self.take(self._free[:wanted])
+
+
+class ExtendsByTooLittle(Right):
+    def extend(self, pages: Sequence[int], n_tokens: int) -> list[int] | None:
+        further = super().extend(pages, n_tokens)
+        if further:
+            self.free(further[-1:])
+        return further and further[:-1]
+
+
+class CallsEverythingWaste(Right):
+    def external_waste(self, n_pages: int) -> int:
+        return self.n_free
+
+
+class HidesItsWaste(Right):
+    """Gives only pages in one unbroken run, and says that none is wasted."""
+
+    def _take(self, wanted: int) -> list[int] | None:
+        for start in range(self.n_pages - wanted + 1):
+            run = list(range(start, start + wanted))
+            if not any(self._references[page] for page in run):
+                return self.take(run)
+        return None
+
+
 BROKEN = {
     LeaksAPage: {
         "l3_any_order",
@@ -119,6 +150,16 @@ BROKEN = {
     CountsReservedAsUsed: {"l1_bytes_are_those_held"},
     LooksAtEveryPagePair: {"l4_cost_and_growth"},
     SharesOnePool: {"l1_pools_are_independent"},
+    GivesOutPagesAgain: {
+        "l1_pages_are_fresh",
+        "l1_pages_are_conserved",
+        "l1_lists_stay_the_callers",
+        "l1_extend_adds_what_is_missing",
+        "l1_external_waste_is_true",
+    },
+    ExtendsByTooLittle: {"l1_extend_adds_what_is_missing"},
+    CallsEverythingWaste: {"l1_external_waste_is_true"},
+    HidesItsWaste: {"l1_external_waste_is_true"},
 }
 CARDS = [
     PluginInfo(

@@ -57,6 +57,13 @@ class ThinksForLong(Right):
         return (entry.last_used, float(sum(range(20_000)) > 0))
 
 
+class FailsInTheLongRun(Right):
+    def key(self, entry: CacheEntry) -> tuple[float, ...]:
+        if entry.created > 25:
+            raise OverflowError("a table of 25 entries is full")
+        return super().key(entry)
+
+
 BROKEN = {
     RollsDice: {"l1_keys_stay_until_the_entry_changes"},
     CountsItsOwnCalls: {"l1_keys_stay_until_the_entry_changes"},
@@ -66,6 +73,7 @@ BROKEN = {
     GivesUnlikeLengths: {"l1_keys_are_tuples_of_numbers"},
     LikesAllTheSame: {"l2_tells_entries_apart"},
     ThinksForLong: {"l4_cost"},
+    FailsInTheLongRun: {"l2_every_cache_works_with_it", "l2_serves_every_request"},
 }
 CARDS = [
     PluginInfo(

@@ -1,5 +1,6 @@
 """Attention kernels that are wrong in one way each."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -135,6 +136,13 @@ class ReadsWithoutSaying(Right):
     formats: Sequence[str] = ("none", "int8")
 
 
+class ThinksForLong(Right):
+    def forward(self, q: Tensor, kv: KVView, layer: LayerSpec, batch: Batch, prepared: Any) -> Tensor:
+        if batch.num_rows == 4:
+            time.sleep(0.03)
+        return super().forward(q, kv, layer, batch, prepared)
+
+
 PROVIDES = {"lossless", "window", "softcap", "sinks", "latent", "kv:any"}
 NUMBERS = {
     "l2_prefill",
@@ -173,6 +181,7 @@ BROKEN = {
     ReusesItsResult: {"l1_layers_do_not_share_results"},
     MixesRows: NUMBERS - {"l2_prefill", "l2_decode", "l2_window"},
     ReadsWithoutSaying: {"l1_formats_are_declared"},
+    ThinksForLong: {"l4_cost_and_growth"},
 }
 CARDS = [
     PluginInfo(

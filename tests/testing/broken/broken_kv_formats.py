@@ -1,6 +1,8 @@
 """KV quantizers that are wrong in one way each."""
 
+import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -121,6 +123,25 @@ class GivesHalfPrecision(Right):
         return super().decoded(storage, name, pages, n_tokens).half()
 
 
+class HasAnotherName(Right):
+    def format(self, group: KVGroup, page_size: int, dtype: torch.dtype) -> KVFormat:
+        return KVFormat("int9", super().format(group, page_size, dtype).fields)
+
+
+class ClaimsToBeLossless(Right):
+    provides: ClassVar = {"lossless"}
+
+    def scale(self, rows: Tensor) -> Tensor:
+        return super().scale(rows) * 20
+
+
+class ThinksForLong(Right):
+    def read(self, storage: Mapping[str, Tensor], pages: Tensor, n_tokens: int) -> tuple[Tensor, Tensor]:
+        if len(pages) == 8:
+            time.sleep(0.01)
+        return super().read(storage, pages, n_tokens)
+
+
 READS = {
     "l1_nothing_is_kept_beside_the_storage",
     "l2_reads_what_was_written",
@@ -149,13 +170,16 @@ BROKEN = {
     RoundsTheInput: {"l1_inputs_are_not_changed"},
     SavesNothing: {"l1_bytes_are_those_of_the_pool"},
     GivesHalfPrecision: READS | {"l2_serves_every_request"},
+    HasAnotherName: {"l1_format_has_a_name_and_fields"},
+    ClaimsToBeLossless: READS | {"l2_output_equals_the_null_parts"},
+    ThinksForLong: {"l4_cost_and_growth"},
 }
 CARDS = [
     PluginInfo(
         name=part.__name__,
         seam="quantizer.kv",
         part=f"{__name__}:{part.__name__}",
-        provides=frozenset({"lossy", "error:0.02"}),
+        provides=frozenset(getattr(part, "provides", {"lossy", "error:0.02"})),
         summary="Broken on purpose",
     )
     for part in (Right, *BROKEN)

@@ -1,7 +1,9 @@
 """Prefix caches that are wrong in one way each."""
 
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from core.interfaces import CacheContext, Insertion, Options, PluginInfo, PrefixCache
 from core.types import Match
@@ -155,6 +157,31 @@ class SearchesEveryPairOfPages(Right):
         return super().match(tokens, salt)
 
 
+class SharesOneDict(Right):
+    last: ClassVar[Callable[[], Right | None]] = lambda: None
+
+    def __init__(self, options: Options, context: CacheContext) -> None:
+        super().__init__(options, context)
+        before = type(self).last()
+        if before is not None:
+            self.pages = before.pages
+        type(self).last = weakref.ref(self)
+
+
+class MatchesAnything(Right):
+    def match(self, tokens: Sequence[int], salt: str) -> Match:
+        found = super().match(tokens, salt)
+        return found if self.pages or len(tokens) < self.page_size else Match((0,), [])
+
+    def peek(self, tokens: Sequence[int], salt: str) -> int:
+        return len(self.find(tokens, salt).pages) * self.page_size
+
+
+class EvictsWhatItHasNot(Right):
+    def evict(self, n_pages: int) -> list[int]:
+        return super().evict(n_pages) if self.pages else [0] * n_pages
+
+
 BROKEN = {
     ForgetsTheSalt: {"l3_any_order", "l2_serves_every_request", "l2_salts_never_meet", "l2_peek_is_what_match_finds"},
     HashesThePageAlone: {"l2_same_tokens_after_another_start_do_not_match"},
@@ -178,6 +205,9 @@ BROKEN = {
     },
     MiscountsHits: {"l1_statistics_are_true"},
     SearchesEveryPairOfPages: {"l4_cost_and_growth"},
+    SharesOneDict: {"l1_caches_are_independent"},
+    MatchesAnything: {"l1_empty_matches_nothing", "l1_caches_are_independent"},
+    EvictsWhatItHasNot: {"l1_evicting_nothing_gives_nothing"},
 }
 CARDS = [
     PluginInfo(

@@ -145,6 +145,20 @@ class SortsAgainForEachOther(Right):
         yield from waiting
 
 
+class PlansGhosts(Right):
+    def plan(self, queues: Queues, budget: Budget, memory: Memory) -> Plan:
+        plan = super().plan(queues, budget, memory)
+        return plan if plan.items else Plan((Scheduled("ghost", 1),))
+
+
+class PreemptsTheWaiting(Right):
+    def plan(self, queues: Queues, budget: Budget, memory: Memory) -> Plan:
+        plan = super().plan(queues, budget, memory)
+        for seq in list(queues.waiting)[:1]:
+            memory.preempt(seq)
+        return plan
+
+
 BROKEN = {
     StarvesLongPrompts: {"l1_nobody_starves"},
     IgnoresTheTokenBudget: {"l3_any_order", "l2_serves_every_request", "l1_stays_within_the_token_budget"},
@@ -169,6 +183,12 @@ BROKEN = {
     RemembersTheDead: {"l1_ended_sequences_are_forgotten"},
     SharesOneQueue: {"l1_schedulers_are_independent"},
     SortsAgainForEachOther: {"l4_cost_and_growth"},
+    PlansGhosts: {
+        "l1_an_empty_engine_plans_nothing",
+        "l1_schedulers_are_independent",
+        "l1_ended_sequences_are_forgotten",
+    },
+    PreemptsTheWaiting: {"l1_uses_memory_as_agreed"},
 }
 CARDS = [
     PluginInfo(

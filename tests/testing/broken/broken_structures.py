@@ -1,5 +1,6 @@
 """Attention structures that are wrong in one way each."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -74,6 +75,18 @@ class DropsLayersInConvert(Right):
         return replace(config, layers=config.layers[:-1]), weights  # type: ignore[type-var]
 
 
+class ChangesTheModel(Right):
+    def kv_groups(self, config: ModelConfig) -> Sequence[KVGroup]:
+        object.__setattr__(config, "hidden_size", config.hidden_size + 1)
+        return super().kv_groups(config)
+
+
+class ThinksForLong(Right):
+    def kv_groups(self, config: ModelConfig) -> Sequence[KVGroup]:
+        time.sleep(0.03)
+        return super().kv_groups(config)
+
+
 BROKEN = {
     LosesALayer: {"l2_serves_every_request", "l1_every_layer_is_in_one_group"},
     CachesALayerTwice: {"l1_every_layer_is_in_one_group"},
@@ -83,6 +96,8 @@ BROKEN = {
     AlternatesItsOrder: {"l1_groups_are_the_same_each_time"},
     StoresValuesTwice: {"l1_groups_keep_what_their_layers_need"},
     DropsLayersInConvert: {"l1_a_checkpoint_is_not_changed"},
+    ChangesTheModel: {"l1_the_model_is_not_changed"},
+    ThinksForLong: {"l4_cost"},
 }
 CARDS = [
     PluginInfo(

@@ -1,6 +1,8 @@
 """Weight quantizers that are wrong in one way each."""
 
+import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -121,6 +123,55 @@ class WritesIntoTheBias(Right):
         return made
 
 
+class SharesItsScales(Right):
+    kept = torch.zeros(4096)
+
+    def scales(self, dense: Tensor) -> Tensor:
+        shared = self.kept[: len(dense)]
+        return shared.copy_(super().scales(dense))
+
+
+class LooksUpTheNextToken:
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return self.table[(tokens + 1) % len(self.table)]
+
+
+class EmbedsTheNextToken(Right):
+    def embedding(self, name: str, weight: StoredWeight, dtype: torch.dtype) -> LooksUpTheNextToken:
+        return LooksUpTheNextToken(weight.dense().to(dtype))
+
+
+class KnowsNoAttention(Right):
+    def linear(
+        self, name: str, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype
+    ) -> Int8Product:
+        if ".attn." in name:
+            raise ValueError(f"{name}: only MLPs, please")
+        return super().linear(name, weights, bias, dtype)
+
+
+class ClaimsToBeLossless(FewBits):
+    provides: ClassVar = {"lossless"}
+
+
+class SleepingProduct(Int8Product):
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[1] == 256:
+            time.sleep(0.01)
+        return super().__call__(x)
+
+
+class ThinksForLong(Right):
+    product = SleepingProduct
+
+
 BROKEN = {
     LosesTheScales: {
         "l2_products_are_within_the_error",
@@ -142,13 +193,24 @@ BROKEN = {
     OneScaleForTheBatch: {"l2_rows_do_not_depend_on_neighbours"},
     DropsTheLastColumns: {"l2_any_shape_or_a_clear_error"},
     WritesIntoTheBias: {"l1_inputs_are_not_changed"},
+    SharesItsScales: {"l1_matrices_are_independent", "l1_bytes_are_those_held"},
+    EmbedsTheNextToken: {"l2_embedding"},
+    KnowsNoAttention: {"l2_serves_every_request"},
+    ClaimsToBeLossless: {
+        "l2_products_are_within_the_error",
+        "l2_every_row_counts",
+        "l2_any_shape_or_a_clear_error",
+        "l2_stacks_in_order",
+        "l2_output_equals_the_null_parts",
+    },
+    ThinksForLong: {"l4_cost_and_growth"},
 }
 CARDS = [
     PluginInfo(
         name=part.__name__,
         seam="quantizer.weights",
         part=f"{__name__}:{part.__name__}",
-        provides=frozenset({"lossy", "error:0.03"}),
+        provides=frozenset(getattr(part, "provides", {"lossy", "error:0.03"})),
         summary="Broken on purpose",
     )
     for part in (Right, *BROKEN)
