@@ -20,6 +20,13 @@ NodeT = TypeVar("NodeT", bound=Evictable)
 
 GONE = -1
 
+UNRANKED = 1 << 30
+"""The priority of an entry of which nobody has said one: behind all others."""
+
+
+def new_entry(time: int, depth_tokens: int, tokens: int) -> CacheEntry:
+    return CacheEntry(created=time, last_used=time, depth_tokens=depth_tokens, tokens=tokens, priority=UNRANKED)
+
 
 class EvictionQueue(Generic[NodeT]):
     """A heap of the nodes that may go. A node offered again replaces its older place, and one that was withdrawn

@@ -68,6 +68,11 @@ class PrefixCache(Part[Options], ABC):
     def evict(self, n_pages: int) -> list[int]:
         """Give up at least `n_pages` unlocked pages if there are as many, best first to lose, and return them."""
 
+    def prioritize(self, match: Match, priority: int) -> None:
+        """A request of this priority, the lower the better, uses the matched pages. For eviction policies that ask
+        for it; by default it is not kept."""
+        return None
+
     @property
     @abstractmethod
     def n_pages(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from core.interfaces.eviction import GONE, EvictionQueue
+from core.interfaces.eviction import GONE, EvictionQueue, new_entry
 from core.interfaces.plugin import CacheContext, Options
 from core.interfaces.prefix_cache import CacheEntry, Insertion, PrefixCache
 from core.types import Match
@@ -90,6 +90,14 @@ class RadixCache(PrefixCache):
         self.stats.inserted_pages += len(adopted)
         return Insertion(tuple(adopted), _match(path))
 
+    def prioritize(self, match: Match, priority: int) -> None:
+        node: Node | None = match.handle
+        while node is not None:
+            node.entry.priority = min(node.entry.priority, priority)
+            node = node.parent
+        if match.handle is not None:
+            self._offer(match.handle)
+
     def evict(self, n_pages: int) -> list[int]:
         gone: list[int] = []
         while len(gone) < n_pages and (leaf := self._queue.pop()) is not None:
@@ -152,9 +160,7 @@ class RadixCache(PrefixCache):
 
     def _add(self, runs: list[Run], pages: list[int], parent: Node, depth: int) -> Node:
         size = self.page_size
-        entry = CacheEntry(
-            created=self._time, last_used=self._time, depth_tokens=depth * size, tokens=len(pages) * size
-        )
+        entry = new_entry(self._time, depth * size, len(pages) * size)
         node = parent.children[runs[0]] = Node(runs, list(pages), parent, entry)
         self._queue.withdraw(parent)
         self._n_pages += len(pages)

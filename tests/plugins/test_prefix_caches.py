@@ -10,16 +10,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.interfaces import CacheContext
 from core.interfaces.plugin import Options
+from plugins.prefix_cache import CostAwareOptions, SegmentedOptions
+from plugins.prefix_cache.cost_aware import CostAwareEviction
+from plugins.prefix_cache.exact import ExactCache
+from plugins.prefix_cache.fifo import FirstInFirstOut
 from plugins.prefix_cache.hash import HashCache
+from plugins.prefix_cache.lfu import LeastFrequentlyUsed
 from plugins.prefix_cache.lru import LeastRecentlyUsed
 from plugins.prefix_cache.none import NoPrefixCache
+from plugins.prefix_cache.priority import PriorityEviction
 from plugins.prefix_cache.radix import RadixCache
+from plugins.prefix_cache.slru import SegmentedLRU
 
 CACHES = pytest.mark.parametrize("cache_class", [HashCache, RadixCache])
 
 
-def cache_of(cache_class, page_size=2, policy=LeastRecentlyUsed):
-    eviction = policy(Options(), CacheContext())
+def cache_of(cache_class, page_size=2, policy=LeastRecentlyUsed, options=None):
+    eviction = policy(options or Options(), CacheContext())
     return cache_class(Options(), CacheContext(page_size=page_size, eviction=eviction))
 
 
@@ -141,6 +148,86 @@ def test_a_prefix_goes_after_what_continues_it(cache_class):
     cache.insert([1, 1, 2, 2, 4, 4], [0, 0, 13], "")
     assert cache.evict(2) == [12, 13]
     assert cache.evict(2) == [11, 10]
+
+
+def evicted_in_turn(cache, n):
+    return [cache.evict(1)[0] for _ in range(n)]
+
+
+def used(cache_class, policy, options=None):
+    """Entries 0 to 3 of one page each, in this order; 0 was matched three times, 2 once, then 1 twice."""
+    cache = cache_of(cache_class, policy=policy, options=options)
+    for first in range(4):
+        cache.insert([first, first], [first], "")
+    for first in (0, 0, 0, 2, 1, 1):
+        cache.match([first, first], "")
+    return cache
+
+
+@CACHES
+def test_lfu_gives_up_what_was_used_least(cache_class):
+    assert evicted_in_turn(used(cache_class, LeastFrequentlyUsed), 4) == [3, 2, 1, 0]
+
+
+@CACHES
+def test_fifo_gives_up_what_came_first(cache_class):
+    assert evicted_in_turn(used(cache_class, FirstInFirstOut), 4) == [0, 1, 2, 3]
+
+
+@CACHES
+def test_slru_protects_what_was_used_again(cache_class):
+    once = used(cache_class, SegmentedLRU, SegmentedOptions())
+    assert evicted_in_turn(once, 4) == [3, 0, 2, 1]
+    twice = used(cache_class, SegmentedLRU, SegmentedOptions(protected_uses=2))
+    assert evicted_in_turn(twice, 4) == [3, 2, 0, 1]
+
+
+@CACHES
+def test_priority_keeps_what_important_requests_use(cache_class):
+    cache = cache_of(cache_class, policy=PriorityEviction)
+    for first, priority in ((0, 2), (1, 0), (2, 1), (3, 0)):
+        cache.prioritize(cache.insert([first, first], [first], "").match, priority)
+    cache.prioritize(cache.match([0, 0], ""), 0)
+    cache.prioritize(cache.match([1, 1], ""), 5)
+    assert evicted_in_turn(cache, 4) == [2, 3, 0, 1]
+
+
+@CACHES
+def test_cost_aware_keeps_what_is_dear_to_compute(cache_class):
+    cache = cache_of(cache_class, policy=CostAwareEviction, options=CostAwareOptions(attention_tokens=4))
+    cache.insert([1] * 16, list(range(8)), "")
+    for first in range(2, 6):
+        cache.insert([first, first], [first * 10], "")
+    assert evicted_in_turn(cache, 4) == [20, 30, 40, 50]
+
+
+def test_one_edited_word_loses_all_with_exact_and_little_with_radix():
+    prompt = list(range(40))
+    edited = [*prompt[:20], 999, *prompt[21:]]
+    hits = {}
+    for cache_class in (ExactCache, HashCache, RadixCache):
+        cache = cache_of(cache_class, page_size=4)
+        cache.insert(prompt, list(range(10)), "")
+        assert len(cache.match(prompt, "").pages) == 10
+        hits[cache_class] = len(cache.match(edited, "").pages) * 4
+    assert hits == {ExactCache: 0, HashCache: 20, RadixCache: 20}
+
+
+def test_exact_matches_whole_prompts_that_were_inserted():
+    cache = cache_of(ExactCache)
+    cache.insert([1, 1, 2, 2, 3, 3], [0, 1, 2], "")
+    assert cache.match([1, 1, 2, 2], "").pages == () == cache.match([1, 1, 2, 2, 3, 3, 4, 4], "").pages
+    assert cache.match([1, 1, 2, 2, 3, 3, 9], "").pages == (0, 1, 2)
+    cache.insert([1, 1, 2, 2], [8, 9], "")
+    assert cache.match([1, 1, 2, 2], "").pages == (0, 1)
+
+
+def test_exact_gives_up_pages_that_end_no_prompt():
+    cache = cache_of(ExactCache)
+    cache.insert([1, 1, 2, 2, 3, 3, 4, 4], [0, 1, 2, 3], "")
+    cache.insert([1, 1, 2, 2], [8, 9], "")
+    assert cache.evict(1) == [3, 2]
+    assert cache.match([1, 1, 2, 2], "").pages == (0, 1)
 
 
 @CACHES

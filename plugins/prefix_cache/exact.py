@@ -1,0 +1,15 @@
+"""Whole prompts only: the static cache that teaching material describes."""
+
+from __future__ import annotations
+
+from core.interfaces.page_chain import PageChainCache, PageNode
+
+
+class ExactCache(PageChainCache):
+    """Gives a prompt's pages to the same prompt alone, compared by its whole pages. One changed token loses all."""
+
+    def hit(self, path: list[PageNode], n_pages: int) -> list[PageNode]:
+        return path if path and len(path) == n_pages and path[-1].ends else []
+
+    def is_of_use(self, node: PageNode) -> bool:
+        return node.ends
