@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -122,6 +123,14 @@ def _hash(path: Path, step: Step) -> str:
     return digest.hexdigest()
 
 
+def _complete(folder: Path) -> bool:
+    """Whether a snapshot has its config and all of its weights."""
+    index = folder / "model.safetensors.index.json"
+    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    weights = all((folder / name).is_file() for name in shards) if shards else any(folder.glob("*.safetensors"))
+    return weights and (folder / "config.json").is_file()
+
+
 def fetch_hub(name: str, revision: str | None) -> Path:
     """The folder of a hub's model, from the hub's own cache when it is there. PartwiseError: no hub, no such model."""
     from huggingface_hub import snapshot_download
@@ -130,7 +139,7 @@ def fetch_hub(name: str, revision: str | None) -> Path:
     wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
-        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        if _complete(folder):
             return folder
     except LocalEntryNotFoundError:
         pass
