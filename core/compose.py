@@ -111,6 +111,8 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
                 "quote a value with special characters as key='\"a,b=c\"' in a shell, or 'key=\"a,b=c\"' in Python"
             ) from None
         key = override.get_key_element().lstrip("+~")
+        if not key:
+            raise RecipeError(f"cannot read {word!r}: there is no key before the =")
         if key in parsed:
             raise RecipeError(f"{key} is given twice; the last would win silently, so give it once")
         parsed[key] = value if isinstance(value, (str, int, float, bool, dict, list)) or value is None else str(value)

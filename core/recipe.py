@@ -84,7 +84,7 @@ class ServerConfig(_Config):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    api_key: str | None = None
+    api_key: str | None = Field(default=None, min_length=1)
     max_body: PositiveInt = 16 << 20
     drain_seconds: float = Field(default=60.0, ge=0)
     hang_seconds: float = Field(default=8.0, gt=0)

@@ -27,8 +27,7 @@ from core.types import PartwiseError
 def run(words: Sequence[str], engine: EngineProcess) -> int:
     """Serve the recipe in `words` with a started engine process; the exit code."""
     try:
-        recipe = compose_words(words)
-        resolve_parts(recipe, recipe.registry())
+        recipe = _checked(words)
         source = resolve(read_spec(recipe.model))
 
         def tokenizer() -> ModelTokenizer:
@@ -47,12 +46,19 @@ def run(words: Sequence[str], engine: EngineProcess) -> int:
 def show(words: Sequence[str]) -> int:
     """Print the recipe in `words` as it would be used; the exit code."""
     try:
-        recipe = compose_words(words)
+        recipe = _checked(words)
     except PartwiseError as error:
         print(error, file=sys.stderr)
         return 1
     print(yaml.safe_dump(_public(recipe.model_dump(mode="json")), sort_keys=False), end="")
     return 0
+
+
+def _checked(words: Sequence[str]) -> Recipe:
+    """The recipe in `words`, every part found and its options right. PartwiseError lists what is wrong."""
+    recipe = compose_words(words)
+    resolve_parts(recipe, recipe.registry())
+    return recipe
 
 
 def serve(recipe: Recipe, model: str, engine: EngineProcess, load_tokenizer: Callable[[], ModelTokenizer]) -> int:
