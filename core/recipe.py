@@ -80,14 +80,15 @@ class EngineConfig(_Config):
 
 class ServerConfig(_Config):
     """`api_key` guards every route but /health and /metrics. `max_body`: bytes of one request. `drain_seconds`: how
-    long running requests may go on after SIGTERM. `hang_seconds`: a step longer than this counts as a hung engine."""
+    long running requests may go on after SIGTERM. `hang_seconds`: an engine that neither answers nor computes for so
+    long counts as hung."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: str | None = Field(default=None, min_length=1)
     max_body: PositiveInt = 16 << 20
     drain_seconds: float = Field(default=60.0, ge=0)
-    hang_seconds: float = Field(default=8.0, gt=0)
+    hang_seconds: float = Field(default=4.0, gt=0)
 
 
 class Recipe(_Config):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from core.serve.launch import EngineProcess
+from core.serve.pulse import Pulse
 from core.serve.wire import (
     HEADER_BYTES,
     Abort,
@@ -49,7 +49,7 @@ class RequestFault(PartwiseError):
 
 
 class EngineClient:
-    """Talks to one engine process. A step that lasts longer than `hang_seconds` counts as hung; it may recover."""
+    """Talks to one engine process. `hang_seconds` is the patience of core.serve.pulse; a hung engine may recover."""
 
     def __init__(self, engine: EngineProcess, hang_seconds: float) -> None:
         self.state: State = "starting"
@@ -59,7 +59,7 @@ class EngineClient:
         self.last_stats: Mapping[str, Any] = {}
         self._engine = engine
         self._hang_seconds = hang_seconds
-        self._heard = time.monotonic()
+        self._pulse = Pulse(engine.process.pid, hang_seconds)
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._inboxes: dict[str, Inbox] = {}
         self._stats_waiters: list[asyncio.Future[None]] = []
@@ -146,7 +146,7 @@ class EngineClient:
                 size = body_length(await self._reader.readexactly(HEADER_BYTES))
                 for reply in replies(await self._reader.readexactly(size)):
                     self._take(reply)
-                self._heard = time.monotonic()
+                self._pulse.spoke()
                 if self.state == "hung":
                     self.state = "ready"
         except (asyncio.IncompleteReadError, OSError):
@@ -179,7 +179,7 @@ class EngineClient:
         suspect = False
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            late = self.state == "ready" and time.monotonic() - self._heard > self._hang_seconds
+            late = self._pulse.hangs() and self.state == "ready"
             if late and suspect:
                 self._fail("hung", f"the engine has not answered for {self._hang_seconds:g} s (server.hang_seconds)")
             suspect = late

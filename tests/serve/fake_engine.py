@@ -2,7 +2,7 @@
 
 `say`: the bytes to produce, then <eos> (`eos` false: over and over). `group`: tokens an event. `delay`: seconds a step.
 `fault_at`: the request fails at that token. `break_at`: the engine itself raises. `block`: a step never ends, or as
-many seconds. `exit`: the process ends. `logprob`: the value of every logprob.
+many seconds. `compute`: a step computes for so many seconds. `exit`: the process ends. `logprob`: every logprob.
 """
 
 from __future__ import annotations
@@ -118,6 +118,10 @@ class FakeEngine:
             raise RuntimeError("scripted break")
         if "exit" in script and len(choice.tokens) >= 2:
             os._exit(script["exit"])
+        if "compute" in script and len(choice.tokens) == 2:
+            end = time.monotonic() + script["compute"]
+            while time.monotonic() < end:
+                sum(range(1000))
         if "block" in script and len(choice.tokens) == 2:
             time.sleep(3600 if script["block"] is True else script["block"])
 

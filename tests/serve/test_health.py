@@ -88,6 +88,12 @@ def test_a_hung_engine_is_told_and_may_recover():
         server.canary()
 
 
+def test_a_long_step_is_not_a_hung_engine(server: Running):
+    started = time.monotonic()
+    assert server.complete('[[{"compute": 3.5, "say": "abcdef"}]]').json()["choices"][0]["text"] == "abcdef"
+    assert time.monotonic() - started > 3.5 > 2 * server.server.client._hang_seconds
+
+
 def test_a_server_with_a_hung_engine_can_be_stopped():
     with serving() as server:
         two_streams(server, '[[{"block": true}]]')
