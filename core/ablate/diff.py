@@ -54,6 +54,6 @@ def _table(a: Found, b: Found, shared: Sequence[tuple[str, str]], titles: Sequen
     table = Table("effect", "workload", *titles, "change", "p, adjusted", "")
     for key, difference, p in zip(shared, differences, adjusted, strict=True):
         ends = [f"{change(r.estimate.mean)} ({interval(r.estimate)})" for r in (a[key], b[key])]
-        said = "changed" if p <= 1 - statistics.LOOK_LEVEL else "no change seen"
+        said = "changed" if p <= 1 - statistics.LEVEL else "no change seen"
         table.add_row(*key, *ends, change(difference.change), f"{p:.2g}", said)
     return table

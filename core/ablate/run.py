@@ -180,7 +180,8 @@ def _study(made: StudyPlan, folder: Path, console: Console) -> int:
     if isinstance(stopped, LabError):
         raise stopped
     if stopped is not None:
-        console.print(f"Stopped by you; the same command goes on from here. So far: {written}", markup=False, soft_wrap=True)
+        why = "Stopped by you; the same command goes on from here"
+        console.print(f"{why}. So far: {written}", markup=False, soft_wrap=True)
         return 130
     console.print(f"Done: {why}. The report is {written}", markup=False, soft_wrap=True)
     return 0

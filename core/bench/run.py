@@ -108,7 +108,8 @@ def _first_block(jobs: Sequence[Job], ledger: Ledger) -> int:
 def _run(job: Job, block: int, position: int, ledger: Ledger, console: Console) -> int:
     """Runs one arm unless it is done; 0, or the exit code of what went wrong."""
     if any(t.words == job.identity and t.block == block for t in ledger.trials):
-        console.print(f"{job.name} on {job.workload.name}: done before; again=true runs it again", markup=False, soft_wrap=True)
+        done = f"{job.name} on {job.workload.name}: done before; again=true runs it again"
+        console.print(done, markup=False, soft_wrap=True)
         return 0
     if not job.url:
         recipes.compose(job.words.recipe)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
 
 from core.lab import cost
 from core.lab.analysis import arm_means
@@ -59,7 +60,8 @@ def comparison(trials: Sequence[Trial], price: Price | None) -> Table:
     columns = {c: head for c, head in COLUMNS.items() if any(c in m.values for m in means)}
     pairs = [p for p in PAIRS if any(f"{p}_p50_ms" in m.values for m in means)]
     latencies = [f"{p.upper()} p50 / p99, ms" for p in pairs]
-    table = Table("arm", "workload", *columns.values(), *latencies, *(["$/M tok"] if price else []), "runs", "failed")
+    numbers = [*columns.values(), *latencies, *(["$/M tok"] if price else []), "runs", "failed"]
+    table = Table(Column("arm", overflow="fold"), Column("workload", no_wrap=True), *numbers, box=SIMPLE_HEAD)
     for m in means:
         rate = m.values.get("output_tokens_per_s")
         cells = [number(c, m.values.get(c)) for c in columns]

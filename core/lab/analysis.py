@@ -59,9 +59,9 @@ def effect_values(effect: Effect, workload: str, metric: str, trials: Measured) 
 
 
 def is_settled(effect: Effect, workload: str, metric: str, trials: Measured, resolution: float) -> bool:
-    """Whether the stopping rule lets this effect rest; `resolution` as in `statistics.settled`."""
+    """Whether the stopping rule lets this effect rest; `resolution`: wanted half width on the log scale."""
     values = effect_values(effect, workload, metric, trials)
-    return bool(statistics.settled(np.asarray(values), resolution)) if values else False
+    return bool(statistics.stopping_block(np.asarray(values), resolution)) if values else False
 
 
 def results(

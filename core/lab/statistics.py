@@ -7,16 +7,17 @@ variance is pooled between arms: a noisy arm widens its own intervals only.
 
 Looks. A study looks after every block and stops an effect when its interval is narrow enough. The rule asks
 for width, never for the sign, so it cannot hunt for significance; what is left is that stopping prefers a
-variance that came out small. Two things make up for it: one more block is run after the rule is met, and each
-look uses `LOOK_LEVEL` instead of 95 %. Simulated over noise of 0.5 to 10 %, effects of 0 to 35 % and budgets
-of 6 to 60 blocks, the reported intervals then cover in 94.7 to 97.5 % of studies.
+variance that came out small. Two things make up for it: one more block is run after the rule is met, and what
+could have been stopped is held to `LOOK_LEVEL` instead of 95 %. Simulated over noise of 0.5 to 10 %, effects of
+0 to 35 % and budgets of 3 to 60 blocks, the reported intervals then cover in 94.7 to 97.5 % of studies.
 
 Many effects. "Real" is decided by the procedure of Benjamini and Hochberg (1995) over all effects of one
-metric in a study, at 1 - LOOK_LEVEL.
+metric in a study: of the effects called real, at most 5 % are expected not to be.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+LEVEL = 0.95
 LOOK_LEVEL = 0.97
 MIN_BLOCKS = 4
 """Blocks before an effect may stop by its width; a budget may end a study sooner."""
@@ -65,10 +67,15 @@ class Verdict:
     runs_needed: int | None = None
 
 
+def level(n: int) -> float:
+    """Nominal level of an interval over `n` blocks: higher once an earlier look could have stopped it."""
+    return LEVEL if n <= MIN_BLOCKS else LOOK_LEVEL
+
+
 def t_interval(values: Array) -> tuple[Array, Array, Array, Array]:
     """Mean, low, high and p over the last axis of `values` [..., n blocks]; nan bounds under two blocks.
 
-    Equal values throughout are an exact result: a point interval, with p 1 at zero and 0 elsewhere.
+    Interval and p make up for the looks taken so far. Equal values throughout are an exact result: a point interval, with p 1 at zero and 0 elsewhere.
     """
     mean = values.mean(axis=-1)
     if values.shape[-1] < 2:
@@ -77,10 +84,11 @@ def t_interval(values: Array) -> tuple[Array, Array, Array, Array]:
     exact = np.ptp(values, axis=-1) < FLOAT_NOISE
     spread = np.where(exact[..., None], np.arange(values.shape[-1]), values)
     test = stats.ttest_1samp(spread, 0.0, axis=-1)
-    interval = test.confidence_interval(LOOK_LEVEL)
+    interval = test.confidence_interval(level(values.shape[-1]))
     low = np.where(exact, mean, interval.low)
     high = np.where(exact, mean, interval.high)
-    p = np.where(exact, np.where(np.abs(mean) < FLOAT_NOISE, 1.0, 0.0), test.pvalue)
+    looks = (1 - LEVEL) / (1 - level(values.shape[-1]))
+    p = np.where(exact, np.where(np.abs(mean) < FLOAT_NOISE, 1.0, 0.0), np.minimum(1.0, test.pvalue * looks))
     return mean, low, high, p
 
 
@@ -97,14 +105,15 @@ def narrow(mean: Array, low: Array, high: Array, resolution: float) -> NDArray[n
     return (high - low) / 2 <= np.maximum(resolution, LARGE * np.abs(mean))
 
 
-def settled(values: Array, resolution: float) -> NDArray[np.bool_]:
-    """Whether the stopping rule lets an effect rest after the blocks in `values` [..., n]: its interval was
-    narrow enough at some look at least `CONFIRMING_BLOCKS` ago."""
-    rest = np.zeros(values.shape[:-1], dtype=np.bool_)
-    for n in range(MIN_BLOCKS, values.shape[-1] + 1 - CONFIRMING_BLOCKS):
+def stopping_block(values: Array, resolution: float) -> NDArray[np.int_]:
+    """Blocks [...] after which the stopping rule lets each effect in `values` [..., n] rest: `CONFIRMING_BLOCKS`
+    after its interval was narrow enough at a look; 0 when it has to go on."""
+    n_blocks = values.shape[-1]
+    stop = np.zeros(values.shape[:-1], dtype=np.int_)
+    for n in range(MIN_BLOCKS, n_blocks + 1 - CONFIRMING_BLOCKS):
         mean, low, high, _ = t_interval(values[..., :n])
-        rest |= narrow(mean, low, high, resolution)
-    return rest
+        stop[(stop == 0) & narrow(mean, low, high, resolution)] = n + CONFIRMING_BLOCKS
+    return stop
 
 
 def adjusted(p_values: Sequence[float] | Array) -> Array:
@@ -114,7 +123,7 @@ def adjusted(p_values: Sequence[float] | Array) -> Array:
 
 def verdict(effect: Estimate, adjusted_p: float, margin: float) -> Verdict:
     """Reads an estimate. `margin`: the effect (log scale) below which a difference does not matter."""
-    if adjusted_p <= 1 - LOOK_LEVEL:
+    if adjusted_p <= 1 - LEVEL:
         return Verdict("real")
     bound = max(abs(effect.low), abs(effect.high))
     if bound <= margin:
@@ -128,10 +137,13 @@ def runs_needed(effect: Estimate, margin: float, most: int = 100_000) -> int | N
     if not math.isfinite(effect.sd) or effect.sd < FLOAT_NOISE:
         return None
     wanted = max(abs(effect.mean), margin - abs(effect.mean))
-    n = np.arange(max(effect.n + 1, 2), most)
-    half = stats.t.ppf((1 + LOOK_LEVEL) / 2, n - 1) * effect.sd / np.sqrt(n)
-    enough = np.flatnonzero(half < wanted)
-    return int(n[enough[0]]) if enough.size else None
+
+    def decides(n: int) -> bool:
+        return bool(stats.t.ppf((1 + level(n)) / 2, n - 1) * effect.sd / math.sqrt(n) < wanted)
+
+    choices = range(max(effect.n + 1, 2), most)
+    found = bisect.bisect_left(choices, True, key=decides)
+    return choices[found] if found < len(choices) else None
 
 
 @dataclass(frozen=True, slots=True)
