@@ -18,7 +18,7 @@ def create(seam: str, name: str, into: Path | None = None) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise PartError(f"{name!r} cannot be a part's name: begin with a letter, then a to z, 0 to 9 and _")
-    distribution = f"partwise-{seam.split('.')[-1]}-{name}".replace("_", "-")
+    distribution = re.sub(r"[._]", "-", f"partwise-{seam}-{name}")
     folder = into or Path(distribution)
     if folder.exists() and any(folder.iterdir()):
         raise PartError(f"{folder} is not empty; choose another folder with --into")
@@ -34,8 +34,6 @@ def create(seam: str, name: str, into: Path | None = None) -> Path:
                 "seam": seam,
                 "name": name,
                 "distribution": distribution,
-                "package": distribution.replace("-", "_"),
-                "class_name": "".join(word.capitalize() for word in name.split("_")),
                 "api": list(SEAMS[seam]),
                 "partwise": version("partwise"),
             },
