@@ -14,13 +14,12 @@ from core.clock import Clock
 from core.engine import Engine, Limits
 from core.hooks import OBSERVER_GROUP, Observers
 from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
-from core.kv import LayerKV, Pool, page_bytes, pool_sizes
+from core.kv import LayerKV, Pool, page_bytes, pool_sizes, shared_bytes
 from core.memory import Memory, Pages
 from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
 from core.registry import Registry, near
 from core.runner import Attend, Runner
 from core.types import Batch, Budget, KVGroup, LayerSpec
-
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -147,14 +146,16 @@ def _pools(
     context: BuildContext,
     clock: Clock,
 ) -> tuple[list[Pages], dict[int, LayerKV]]:
-    budget = kv_bytes(recipe)
+    given = budget = kv_bytes(recipe)
     quantizer = _build(registry, chosen["quantizer.kv"], context)
     groups = list(model.groups)
-    sizes = [page_bytes(g, quantizer.format(g, context.page_size, model.dtype), context.page_size) for g in groups]
+    formats = [quantizer.format(group, context.page_size, model.dtype) for group in groups]
+    sizes = [page_bytes(group, format, context.page_size) for group, format in zip(groups, formats, strict=True)]
+    budget -= sum(shared_bytes(group, format) for group, format in zip(groups, formats, strict=True))
     counts = pool_sizes(groups, sizes, context.page_size, budget, context.token_budget, context.max_running)
     if min(counts) < 1:
         raise RecipeError(
-            f"memory.kv_bytes is {budget:,} bytes, but a page of {context.page_size} tokens takes {sum(sizes):,}; "
+            f"memory.kv_bytes is {given:,} bytes, but a page of {context.page_size} tokens takes {sum(sizes):,}; "
             "give it more, or make kv_allocator.page_size smaller"
         )
     pages, kv = [], {}

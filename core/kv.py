@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.interfaces.quantizer import KVQuantizer
-from core.types import Batch, KVFormat, KVGroup
+from core.types import Batch, KVField, KVFormat, KVGroup
 
 PLAIN = "none"
 CACHE_LINE = 64
@@ -73,18 +73,21 @@ class Pool:
 
     def copy(self, source: int, target: int) -> None:
         """Copy one page in every layer."""
+        names = [field.name for field in self.format.fields if field.per != "pool"]
         for layer in self.layers.values():
-            for tensor in layer.storage.values():
-                tensor[target].copy_(tensor[source])
+            for name in names:
+                layer.storage[name][target].copy_(layer.storage[name][source])
 
 
 def page_bytes(group: KVGroup, format: KVFormat, page_size: int) -> int:
     """Bytes of one page in all layers of its group."""
-    a_layer = sum(
-        math.prod(field.shape) * field.dtype.itemsize * (page_size if field.per == "token" else 1)
-        for field in format.fields
-    )
-    return a_layer * len(group.layers)
+    times = {"token": page_size, "page": 1, "pool": 0}
+    return sum(_field_bytes(field) * times[field.per] for field in format.fields) * len(group.layers)
+
+
+def shared_bytes(group: KVGroup, format: KVFormat) -> int:
+    """Bytes that a pool holds in all layers of its group however many pages it has."""
+    return sum(_field_bytes(field) for field in format.fields if field.per == "pool") * len(group.layers)
 
 
 def pool_sizes(
@@ -118,11 +121,13 @@ def window_pages(window: int, step_tokens: int, page_size: int) -> int:
 
 
 def _allocate(format: KVFormat, n_pages: int, page_size: int, device: torch.device | str) -> dict[str, Tensor]:
-    shapes = {
-        field.name: (n_pages, page_size, *field.shape) if field.per == "token" else (n_pages, *field.shape)
-        for field in format.fields
-    }
-    return {field.name: _zeros(shapes[field.name], field.dtype, device) for field in format.fields}
+    leading = {"token": (n_pages, page_size), "page": (n_pages,), "pool": ()}
+    return {field.name: _zeros((*leading[field.per], *field.shape), field.dtype, device) for field in format.fields}
+
+
+def _field_bytes(field: KVField) -> int:
+    nbytes: int = math.prod(field.shape) * field.dtype.itemsize
+    return nbytes
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

@@ -190,12 +190,13 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVField:
-    """One stored tensor of a KV format: its shape is [pages, page_size, *shape] (`per` token) or [pages, *shape]."""
+    """One stored tensor of a KV format: its shape is [pages, page_size, *shape] (`per` token), [pages, *shape] (page),
+    or `shape` as it is (pool): something that pages share, which a page's copy does not copy."""
 
     name: str
     dtype: Any
     shape: tuple[int, ...]
-    per: Literal["token", "page"] = "token"
+    per: Literal["token", "page", "pool"] = "token"
 
 
 @dataclass(frozen=True, slots=True)

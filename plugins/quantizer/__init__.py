@@ -26,3 +26,30 @@ KV_NONE = PluginInfo(
     requires=frozenset({"kv:none|kv:any"}),
     summary="Keys and values in the model's dtype",
 )
+
+KV_INT8 = PluginInfo(
+    name="int8",
+    seam="quantizer.kv",
+    part="plugins.quantizer.kv_scaled:Int8KV",
+    provides=frozenset({"lossy", "error:0.02"}),
+    requires=frozenset({"kv:int8|kv:any"}),
+    summary="Keys and values in 8 bits, with a scale for each token and head",
+)
+
+KV_FP8_E4M3 = PluginInfo(
+    name="fp8_e4m3",
+    seam="quantizer.kv",
+    part="plugins.quantizer.kv_scaled:Fp8KV",
+    provides=frozenset({"lossy", "error:0.05"}),
+    requires=frozenset({"kv:fp8_e4m3|kv:any"}),
+    summary="Keys and values as 8-bit floats, with a scale for each token and head",
+)
+
+KV_INT4 = PluginInfo(
+    name="int4",
+    seam="quantizer.kv",
+    part="plugins.quantizer.kv_int4:Int4KV",
+    provides=frozenset({"lossy", "per_page", "error:0.15"}),
+    requires=frozenset({"kv:int4|kv:any"}),
+    summary="Keys by channel and values by token in 4 bits; keys of a page in the making stay whole",
+)
