@@ -96,6 +96,7 @@ class Study:
                     self._run_arm(arm, workloads, block, position)
             except DeadlineReached:
                 return self._out_of_budget(block, len(wanted))
+            self._check_anything_works()
             self._screen.estimate(self._headline())
         return f"{self.plan.blocks} blocks were run"
 
@@ -111,6 +112,11 @@ class Study:
                 self._screen.warn(f"{arm.name} cannot work: {'; '.join(reasons)}")
         if not workable(self.plan.design, self._ledger).effects:
             raise LabError("no effect can be measured: see above why arms cannot work.")
+
+    def _check_anything_works(self) -> None:
+        failures = [e for e in self._ledger.entries if isinstance(e, Failure)]
+        if failures and not self._ledger.trials:
+            raise TargetError(f"no arm works; the last one failed so: {failures[-1].reason}")
 
     def _wanted(self, block: int) -> list[tuple[Arm, list[str]]]:
         """Arms of this block in their random order, each with its workloads in theirs."""
@@ -207,6 +213,7 @@ class Study:
         return seconds
 
     def _out_of_budget(self, block: int, arms: int) -> str:
+        self._check_anything_works()
         if block:
             return "the budget was spent"
         done = len({t.arm for t in self._ledger.trials})
