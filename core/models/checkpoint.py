@@ -83,7 +83,7 @@ def _paired(tensors: dict[str, PlainWeight], dtype: torch.dtype, device: str) ->
         if name.endswith("_blocks") and scales:
             *rows, groups, packed = weight.shape
             shape = (*rows, groups * packed * 2)
-            found[name] = MXFP4Weight(weight._open, scales._open, shape, dtype, device)
+            found[name] = MXFP4Weight(weight.open, scales.open, shape, dtype, device)
         elif not (name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors):
             found[name] = weight
     return found

@@ -17,6 +17,10 @@ from core.types import PartwiseError
 
 def describe(c: Any, *, norm_offset: float | None = None, eos: Iterable[int] = ()) -> ModelConfig:
     """The description of a model of a known family from its config `c` (see FAMILIES for what is read of it)."""
+    if getattr(c, "use_bidirectional_attention", False):
+        raise PartwiseError(
+            f"this {c.model_type} model looks ahead (use_bidirectional_attention), so it cannot generate"
+        )
     family = FAMILIES[c.model_type]
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     mla = family.mla(c) if family.mla else None

@@ -56,8 +56,7 @@ def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
 
 def _plain(config: RopeConfig) -> Tensor:
     exponents = torch.arange(0, config.dim, 2).float() / config.dim
-    waves: Tensor = torch.tensor(config.theta) ** exponents
-    return waves.reciprocal()
+    return torch.reciprocal(torch.pow(config.theta, exponents))
 
 
 def _default(config: RopeConfig, served: int) -> tuple[Tensor, float]:

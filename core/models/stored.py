@@ -20,7 +20,7 @@ class PlainWeight:
     def __init__(
         self, open: Callable[[], Tensor], shape: Sequence[int], stored: torch.dtype, dtype: torch.dtype, device: str
     ) -> None:
-        self._open, self._stored, self._dtype, self._device = open, stored, dtype, device
+        self.open, self._stored, self._dtype, self._device = open, stored, dtype, device
         self.shape = tuple(shape)
 
     @property
@@ -28,14 +28,14 @@ class PlainWeight:
         return STORAGE.get(self._stored, str(self._stored).removeprefix("torch."))
 
     def dense(self) -> Tensor:
-        return self._open().to(self._device, self._dtype)
+        return self.open().to(self._device, self._dtype)
 
     def raw(self) -> Tensor:
-        return self._open().contiguous().view(torch.uint8).to(self._device)
+        return self.open().contiguous().view(torch.uint8).to(self._device)
 
     def pick(self, pick: Pick, shape: Sequence[int]) -> PlainWeight:
         """This weight with `pick` applied to the opened tensor."""
-        return PlainWeight(lambda: pick(self._open()), shape, self._stored, self._dtype, self._device)
+        return PlainWeight(lambda: pick(self.open()), shape, self._stored, self._dtype, self._device)
 
 
 class BlockWeight:

@@ -104,12 +104,27 @@ def test_a_format_that_is_not_read(llama):
     refused(llama[1], "awq")
 
 
-def test_unknown_rope_and_activation(llama):
+def test_what_only_another_version_knows(llama):
     file = llama[1] / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"hidden_act": "mish"}))
     with pytest.raises(PartwiseError, match="activation 'mish'"):
         load(str(llama[1]))
+    rope = {"rope_type": "spiral", "rope_theta": 1e4}
+    file.write_text(json.dumps(config | {"rope_parameters": rope}))
+    with pytest.raises(PartwiseError, match="rope scaling 'spiral'"):
+        load(str(llama[1]))
+    file.write_text("{]")
+    with pytest.raises(PartwiseError, match=r"config\.json cannot be read"):
+        load(str(llama[1]))
+
+
+def test_a_model_that_looks_ahead(tmp_path):
+    make("gemma-3", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_bidirectional_attention": True}))
+    with pytest.raises(PartwiseError, match="looks ahead"):
+        load(str(tmp_path))
 
 
 def test_all_ids_that_end_a_text(llama):

@@ -190,3 +190,22 @@ def test_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("PARTWISE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
     assert cache_folder() == tmp_path / "b" / "partwise"
+
+
+def test_fetching_ahead(registry, tmp_path, capsys):
+    from core.models.__main__ import main
+
+    assert main([]) == 2
+    assert main(["smollm2_135n"]) == 1
+    assert "did you mean smollm2_135m?" in capsys.readouterr().err
+    assert main([str(tmp_path / "absent")]) == 1
+    assert "there is no model at" in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_fetching_the_default_model(capsys):
+    from core.models.__main__ import main
+
+    assert main(["smollm2_135m"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.stat().st_size == 98_362_432

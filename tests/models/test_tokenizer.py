@@ -163,7 +163,7 @@ def smol():
 @pytest.fixture(scope="module")
 def smol_reference():
     file = source("smollm2_135m").gguf
-    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return PreTrainedTokenizerFast(name_or_path=str(file.parent), gguf_file=file.name)
 
 
 @pytest.mark.model
