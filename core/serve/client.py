@@ -80,7 +80,8 @@ class EngineClient:
         return len(self._inboxes)
 
     async def add(self, request: Request, inbox: Inbox) -> None:
-        """Hand a request over; its events go to `inbox`. Raises InvalidRequest, QueueFull, RequestFault, EngineDown."""
+        """Hand a request over; its events go to `inbox`. Raises InvalidRequest, QueueFull, RequestFault, EngineDown.
+        Who is cancelled meanwhile must call `abort`."""
         if self.state != "ready":
             raise EngineDown(self.trouble)
         answer = self._answers[request.id] = asyncio.get_running_loop().create_future()
@@ -88,10 +89,8 @@ class EngineClient:
         try:
             self._send(Add(request))
             await answer
-        except BaseException as error:
+        except BaseException:
             self._inboxes.pop(request.id, None)
-            if isinstance(error, asyncio.CancelledError):
-                self._send(Abort(request.id))
             raise
         finally:
             del self._answers[request.id]

@@ -75,11 +75,16 @@ class Generation:
         return sum(choice.num_tokens for choice in self._choices)
 
     async def start(self) -> None:
-        """Hand all prompts over; none runs if one is refused. Raises what EngineClient.add raises."""
+        """Hand all prompts over at once; none runs if one is refused. Raises what EngineClient.add raises."""
+        try:
+            await asyncio.gather(*(self._client.add(request, self._inbox) for request in self._requests))
+        except BaseException:
+            for request in self._requests:
+                self._client.abort(request.id)
+            raise
         for place, (prompt, request) in enumerate(zip(self.prompts, self._requests, strict=True)):
             first = place * self.params.n
             choices = self._choices[first : first + self.params.n]
-            await self._client.add(request, self._inbox)
             times = self._metrics.accepted(len(prompt.tokens), request.arrival)
             self._live[request.id] = _Live(prompt, first, choices, times, set(range(self.params.n)))
 

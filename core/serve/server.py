@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from core.serve.prompts import ModelTokenizer, Prompts
 from core.types import PartwiseError
 
 _CONNECTIONS_SECONDS: Final = 5
+
+log = logging.getLogger("partwise.serve")
 
 
 class Server:
@@ -65,6 +68,8 @@ class Server:
     def stop(self) -> None:
         """Take no new requests and end when the running ones have; at once when called again."""
         self.service.draining = True
+        if self.client.num_live and not self._stopping.is_set():
+            log.warning("%d requests are still running; a second signal ends them", self.client.num_live)
         if self._stopping.is_set():
             self._impatient.set()
         self._stopping.set()

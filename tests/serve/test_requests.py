@@ -313,6 +313,14 @@ def test_several_prompts_and_choices_come_in_order(server: Running):
     assert [c["text"] for c in server.complete([[72, 105], [72]], max_tokens=2).json()["choices"]] == ["he", "he"]
 
 
+def test_many_prompts_are_handed_over_at_once(server: Running):
+    slow = server.open_stream(say("x" * 100, delay=0.1))
+    started = time.monotonic()
+    assert len(server.complete(["a"] * 40, max_tokens=1).json()["choices"]) == 40
+    assert time.monotonic() - started < 2.5
+    slow.close()
+
+
 def test_one_wrong_prompt_refuses_all(server: Running):
     refused(server.complete([[65], [65] * L], max_tokens=3), "prompt")
     server.wait_for_metrics({"partwise_requests_running": 0, "partwise_requests_waiting": 0})
