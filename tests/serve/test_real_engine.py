@@ -119,6 +119,77 @@ def test_a_stop_inside_a_drafted_block_ends_everything_at_one_token(served: Serv
         assert choice["finish_reason"] == "stop"
 
 
+def test_a_stop_string_inside_a_drafted_block_is_the_same_in_streams(served: Served):
+    prompt, asked = "xyxyxyxyxyxy", {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    text = served.complete(prompt, **asked)["choices"][0]["text"]
+    places = [n for n in range(4, len(text) - 3) if "\ufffd" not in text[n : n + 2]]
+    assert places
+    for place in places[::7]:
+        stop = text[place : place + 2]
+        whole = served.complete(prompt, **asked, stop=stop, logprobs=1)
+        choice = whole["choices"][0]
+        assert choice["text"] == text.partition(stop)[0]
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["tokens"]) == whole["usage"]["completion_tokens"]
+        body = {"model": "tiny-llama", "prompt": prompt, **asked, "stop": stop, "stream": True}
+        with served.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = [line[6:] for line in response.iter_lines() if line and line != "data: [DONE]"]
+        assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == choice["text"]
+
+
+def test_choices_of_a_seed_differ_and_repeat(served: Served):
+    asked = {"n": 3, "seed": 7, "temperature": 1, "max_tokens": 8}
+    first, second = (served.complete(["a", "b"], **asked)["choices"] for _ in range(2))
+    ids = [choice["token_ids"] for choice in first]
+    assert ids == [choice["token_ids"] for choice in second]
+    assert [choice["index"] for choice in first] == list(range(6))
+    assert len(set(map(tuple, ids[:3]))) > 1
+    assert len(set(map(tuple, ids[3:]))) > 1
+    assert (
+        served.complete("a", temperature=1, max_tokens=20)["choices"]
+        != served.complete("a", temperature=1, max_tokens=20)["choices"]
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"temperature": t} for t in (1e-4, 1e-8, 1e-320)]
+    + [{"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}, {"top_k": 10**6, "temperature": 0}],
+    ids=str,
+)
+def test_the_edges_of_sampling_are_greedy_and_disturb_nobody(served: Served, odd: dict[str, Any]):
+    greedy = served.ids("edge", max_tokens=12)
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(served.ids, "edge", max_tokens=12)
+        found = served.complete("edge", max_tokens=12, **odd)["choices"][0]["token_ids"]
+    assert found == greedy == beside.result()
+
+
+def test_penalties_and_biases_stay_with_their_request(served: Served):
+    asked = {"max_tokens": 24, "ignore_eos": True}
+    alone = served.ids("plain", **asked)
+    odd = [
+        {"frequency_penalty": 1.05}, {"presence_penalty": -2}, {"repetition_penalty": 3.0},
+        {"logit_bias": {str(alone[0]): -100}}, {"min_p": 0.5, "temperature": 1, "seed": 1},
+    ]  # fmt: skip
+    own = [served.ids("plain and longer", **asked, **fields) for fields in odd if "seed" not in fields]
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(served.complete, "plain and longer", **{"temperature": 0, **asked, **f}) for f in odd]
+        assert [each.result() for each in [pool.submit(served.ids, "plain", **asked) for _ in range(3)]] == [alone] * 3
+        assert [each.result()["choices"][0]["token_ids"] for each in others[:4]] == own
+
+
+def test_min_tokens_and_ignore_eos(served: Served):
+    plain = served.ids("count", max_tokens=30, ignore_eos=True)
+    assert len(plain) == 30
+    stop = plain[3]
+    cut = served.ids("count", max_tokens=30, ignore_eos=True, stop_token_ids=[stop])
+    assert cut == plain[: plain.index(stop) + 1]
+    for least in (6, 12):
+        kept = served.complete("count", temperature=0, max_tokens=30, stop_token_ids=[stop], min_tokens=least)
+        assert kept["usage"]["completion_tokens"] >= least
+        assert stop not in kept["choices"][0]["token_ids"][:least]
+
+
 def test_a_seed_gives_the_same_text_whatever_the_neighbours(served: Served):
     asked = {"seed": 42, "temperature": 0.8, "max_tokens": 16}
     alone = served.complete("seeded", **asked)["choices"][0]["token_ids"]
