@@ -59,6 +59,12 @@ class KVAllocator(Part[AllocatorOptions], ABC):
     def n_free(self) -> int:
         """Pages without a reference."""
 
+    @property
+    def host(self) -> KVAllocator | None:
+        """A second tier in host memory, with page numbers of its own, to which the core may move a preempted
+        sequence's pages and from which it moves them back. None: what is preempted is computed again."""
+        return None
+
     def external_waste(self, n_pages: int) -> int:
         """Free pages that a request for `n_pages` could not get, though as many are free. 0 where any page will do."""
         return 0

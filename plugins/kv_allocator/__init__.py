@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import PositiveFloat
+
 from core.interfaces.kv_allocator import AllocatorOptions
 from core.interfaces.plugin import PluginInfo
 
@@ -10,6 +12,12 @@ class ContiguousOptions(AllocatorOptions):
     """`fit`: which free run a sequence takes, the `first` that is long enough or the shortest such (`best`)."""
 
     fit: Literal["first", "best"] = "first"
+
+
+class TieredOptions(AllocatorOptions):
+    """`host_ratio`: pages in host memory for each page of the pool."""
+
+    host_ratio: PositiveFloat = 2.0
 
 
 CONTIGUOUS = PluginInfo(
@@ -28,4 +36,13 @@ PAGED = PluginInfo(
     options=AllocatorOptions,
     provides=frozenset({"lossless"}),
     summary="Pages from a free list as tokens arrive",
+)
+
+TIERED = PluginInfo(
+    name="tiered",
+    seam="kv_allocator",
+    part="plugins.kv_allocator.tiered:TieredAllocator",
+    options=TieredOptions,
+    provides=frozenset({"lossless", "swap"}),
+    summary="Pages, and a tier in host memory for sequences that were preempted",
 )

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core.interfaces import AllocatorOptions, PoolContext
-from plugins.kv_allocator import ContiguousOptions
+from plugins.kv_allocator import ContiguousOptions, TieredOptions
 from plugins.kv_allocator.contiguous import ContiguousAllocator
 from plugins.kv_allocator.paged import PagedAllocator
+from plugins.kv_allocator.tiered import TieredAllocator
 
 PAGE = 4
 
@@ -21,6 +22,11 @@ def paged(n_pages=16):
 
 def contiguous(n_pages=16, fit="first"):
     return ContiguousAllocator(ContiguousOptions(fit=fit), PoolContext(page_size=PAGE, page_bytes=100, n_pages=n_pages))
+
+
+def tiered(n_pages=16, host_ratio=1.5):
+    context = PoolContext(page_size=PAGE, page_bytes=100, n_pages=n_pages)
+    return TieredAllocator(TieredOptions(host_ratio=host_ratio), context)
 
 
 def free_runs(pool):
@@ -127,11 +133,21 @@ class BestFitArena(Arena):
     build = staticmethod(lambda n_pages: contiguous(n_pages, fit="best"))
 
 
-for machine in (Pool, Arena, BestFitArena):
+class Tier(Pool):
+    build = staticmethod(tiered)
+
+
+class HostTier(Pool):
+    build = staticmethod(lambda n_pages: tiered(n_pages, host_ratio=1).host)
+
+
+for machine in (Pool, Arena, BestFitArena, Tier, HostTier):
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestPaged = Pool.TestCase
 TestContiguous = Arena.TestCase
 TestBestFit = BestFitArena.TestCase
+TestTiered = Tier.TestCase
+TestHostTier = HostTier.TestCase
 
 
 def test_a_fresh_paged_pool_gives_neighbours():
@@ -180,3 +196,17 @@ def test_contiguous_reserves_the_longest_a_request_may_become():
     pool.allocate(PAGE, upper_bound=8 * PAGE)
     stats = pool.stats(used_tokens=PAGE)
     assert (stats.used, stats.reserved, stats.internal_waste) == (100, 700, 700)
+
+
+def test_the_host_tier_has_pages_of_its_own():
+    pool = tiered(4, host_ratio=2)
+    device = pool.allocate(4 * PAGE, upper_bound=4 * PAGE)
+    host = pool.host.allocate(4 * PAGE, upper_bound=4 * PAGE)
+    assert (pool.n_free, pool.host.n_free, pool.host.n_pages) == (0, 4, 8)
+    pool.free(device)
+    assert (pool.n_free, pool.host.n_free) == (4, 4)
+    assert len(host) == 4 and pool.host.allocate(5 * PAGE, upper_bound=5 * PAGE) is None
+
+
+def test_other_allocators_have_no_host_tier():
+    assert paged().host is None and contiguous().host is None
