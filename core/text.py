@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final
 
 from tokenizers import Tokenizer
@@ -18,22 +17,19 @@ _CONTEXT_TOKENS: Final = 32
 
 
 class Vocabulary:
-    """What single tokens stand for."""
+    """What single tokens stand for. `size`: one more than the highest id; `longest`: characters of the longest."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        pieces = tokenizer.get_vocab(with_added_tokens=True)
+        self.size = max(pieces.values()) + 1
+        self.longest = max(map(len, pieces))
         self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
         self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         kinds = _decoder_kinds(tokenizer)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self._marked_spaces = bool(kinds & {"Replace", "Metaspace"})
-
-    @cached_property
-    def longest(self) -> int:
-        """Characters of the longest token."""
-        return max(len(piece) for piece in self.tokenizer.get_vocab(with_added_tokens=True))
 
     def special(self, token: int) -> bool:
         """Whether the token is left out of text."""

@@ -41,7 +41,11 @@ class EngineDown(PartwiseError):
     """The engine is not there: starting, hung or dead."""
 
 
-Inbox = asyncio.Queue[Event | EngineDown]
+class EngineLost(EngineDown):
+    """The engine went down with a request in it."""
+
+
+Inbox = asyncio.Queue[Event | EngineLost]
 
 
 class RequestFault(PartwiseError):
@@ -54,10 +58,10 @@ class EngineClient:
     def __init__(self, engine: EngineProcess, hang_seconds: float) -> None:
         self.state: State = "starting"
         self.trouble = "the engine is starting"
-        self.ready: Ready | None = None
         self.on_batch: Callable[[int], None] = lambda size: None
         self.last_stats: Mapping[str, Any] = {}
         self._engine = engine
+        self._writer: asyncio.StreamWriter | None = None
         self._hang_seconds = hang_seconds
         self._pulse = Pulse(engine.process.pid, hang_seconds)
         self._answers: dict[str, asyncio.Future[None]] = {}
@@ -68,9 +72,9 @@ class EngineClient:
     async def start(self, recipe: Mapping[str, Any]) -> Ready:
         """Build the engine; what it says of itself. EngineDown: it cannot start, and why."""
         self._engine.sock.setblocking(False)
-        self._reader, self._writer = await asyncio.open_connection(sock=self._engine.sock)
         self._started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        reader, self._writer = await asyncio.open_connection(sock=self._engine.sock)
+        self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
         self._send(Start(dict(recipe)))
         return await self._started
 
@@ -118,32 +122,29 @@ class EngineClient:
     def end_all(self, why: str) -> None:
         """End every live request with an error."""
         for id in list(self._inboxes):
-            self._inboxes.pop(id).put_nowait(EngineDown(why))
+            self._inboxes.pop(id).put_nowait(EngineLost(why))
             self._send(Abort(id))
 
-    async def close(self) -> int | None:
-        """End the engine process, by force if it does not end itself; its exit code, None if it was killed."""
+    async def close(self) -> None:
+        """End the engine process, by force if it does not end itself."""
         self._send(Shutdown())
         patience = 0.0 if self.state in ("starting", "hung") else _CLOSE_SECONDS
-        try:
-            return await asyncio.to_thread(self._engine.process.wait, patience)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            self._engine.stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._engine.process.wait, patience)
+        for task in self._tasks:
+            task.cancel()
+        self._engine.stop()
 
     def _send(self, command: Command) -> None:
-        if self.state != "dead" and not self._writer.is_closing():
+        if self._writer is not None and self.state != "dead" and not self._writer.is_closing():
             self._writer.write(frame([command]))
 
-    async def _listen(self) -> None:
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Read until the engine's end of the socket closes, which is when its process ends."""
         try:
             while True:
-                size = body_length(await self._reader.readexactly(HEADER_BYTES))
-                for reply in replies(await self._reader.readexactly(size)):
+                size = body_length(await reader.readexactly(HEADER_BYTES))
+                for reply in replies(await reader.readexactly(size)):
                     self._take(reply)
                 self._pulse.spoke()
                 if self.state == "hung":
@@ -168,7 +169,7 @@ class EngineClient:
             case Refused(id):
                 _settle([self._answers[id]] if id in self._answers else [], _error(reply))
             case Ready():
-                self.state, self.ready = "ready", reply
+                self.state = "ready"
                 self._started.set_result(reply)
             case Failed(message):
                 self._fail("dead", message)

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
-from core.serve.client import EngineDown, RequestFault
+from core.serve.client import EngineDown, EngineLost, RequestFault
 from core.types import InvalidRequest, PartwiseError, QueueFull
 
 
 class HttpError(PartwiseError):
-    """An error that has a status of its own; `reason` is what the metric of refused requests calls it."""
+    """An error that has a status of its own; `reason` is what the metric of refused requests calls it, empty for one
+    that was accepted first."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ def as_http(error: Exception) -> HttpError:
             busy.headers = {"Retry-After": "1"}
             return busy
         case EngineDown():
-            down = HttpError(503, "service_unavailable", str(error), code="engine_down", reason="unavailable")
+            reason = "" if isinstance(error, EngineLost) else "unavailable"
+            down = HttpError(503, "service_unavailable", str(error), code="engine_down", reason=reason)
             down.headers = {"Retry-After": "5"}
             return down
         case RequestFault():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from core.serve.client import EngineClient, EngineDown, Inbox, RequestFault
+from core.serve.client import EngineClient, EngineLost, Inbox, RequestFault
 from core.serve.metrics import RequestTimes, ServerMetrics
 from core.text import ChoiceText, Delta
 from core.types import Event, Request, SamplingParams, TokenLogprob
@@ -89,10 +89,10 @@ class Generation:
             self._live[request.id] = _Live(prompt, first, choices, times, set(range(self.params.n)))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """What comes, by choice, until all have ended. Raises RequestFault or EngineDown."""
+        """What comes, by choice, until all have ended. Raises RequestFault or EngineLost."""
         while self._live:
             event = await self._inbox.get()
-            if isinstance(event, EngineDown):
+            if isinstance(event, EngineLost):
                 for one in self._live.values():
                     one.times.finished("error")
                 self._live.clear()

@@ -31,9 +31,9 @@ class ModelTokenizer(Protocol):
 class Prompts:
     """Prompts as token ids. Raises InvalidRequest naming the field."""
 
-    def __init__(self, tokenizer: ModelTokenizer, max_model_len: int) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, vocabulary: Vocabulary, max_model_len: int) -> None:
         self.tokenizer = tokenizer
-        self.vocabulary = Vocabulary(tokenizer.backend)
+        self.vocabulary = vocabulary
         self.max_model_len = max_model_len
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 

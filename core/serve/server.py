@@ -17,6 +17,7 @@ from core.serve.app import Service, create_app
 from core.serve.client import EngineClient
 from core.serve.launch import EngineProcess
 from core.serve.prompts import ModelTokenizer, Prompts
+from core.text import Vocabulary
 from core.types import PartwiseError
 
 _CONNECTIONS_SECONDS: Final = 5
@@ -83,7 +84,7 @@ class Server:
         """Engine and tokenizer side by side. False: stopped before they were there."""
         loading = asyncio.ensure_future(
             asyncio.gather(
-                self.client.start(self._recipe.model_dump(mode="json")), asyncio.to_thread(self._load_tokenizer)
+                self.client.start(self._recipe.model_dump(mode="json")), asyncio.to_thread(self._open_tokenizer)
             )
         )
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -94,9 +95,13 @@ class Server:
                 await loading
             return False
         stopping.cancel()
-        ready, tokenizer = loading.result()
-        self.service.prompts = Prompts(tokenizer, ready.max_model_len)
+        ready, (tokenizer, vocabulary) = loading.result()
+        self.service.prompts = Prompts(tokenizer, vocabulary, ready.max_model_len)
         return True
+
+    def _open_tokenizer(self) -> tuple[ModelTokenizer, Vocabulary]:
+        tokenizer = self._load_tokenizer()
+        return tokenizer, Vocabulary(tokenizer.backend)
 
     async def _drained(self) -> None:
         """Wait for `stop`, then for what runs, at most `server.drain_seconds`."""
