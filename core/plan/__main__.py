@@ -145,7 +145,7 @@ def _job(config: DictConfig) -> Job:
     elif options.command == "calibrate":
         if options.model is not None or options.gpu is not None:
             raise PlanError(
-                "calibrate measures the engine recipe's own model on this machine: leave out model= and gpu=, "
+                "calibrate measures the engine recipe's own model here: leave out model= and gpu=, "
                 "or write engine_overrides=['model=NAME']"
             )
         job.calibration = calibrate(recipe, options.engine, options.engine_overrides)

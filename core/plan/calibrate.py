@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from datetime import date
 from itertools import count
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +27,10 @@ from core.plan.report import Table, show_figure
 GRID = (*((batch, context) for context in (128, 512) for batch in (1, 4, 16, 32)), (1, 2048), (8, 2048))
 FITTED = ("bandwidth", "rate", "kv_bandwidth", "attention_rate", "overhead", "sequence_overhead")
 
-Run = Callable[[list[list[int]], int], Iterator[tuple[int, float]]]
-"""Runs the engine on prompts of token ids until each has written so many tokens.
+SMALLEST_CHUNK = 64
+
+Run = Callable[[list[list[int]], int], Generator[tuple[int, float]]]
+"""Runs the engine on prompts of token ids until each has written so many tokens, or until it is closed.
 
 Yields for every step how many sequences wrote in it, and its seconds.
 """
@@ -136,17 +140,22 @@ def start_engine(engine: str, overrides: Sequence[str]) -> tuple[Model, Run]:
     source = resolve(ModelSpec(**llm.recipe.model))
     numbers = count()
 
-    def run(prompts: list[list[int]], tokens: int) -> Iterator[tuple[int, float]]:
+    def run(prompts: list[list[int]], tokens: int) -> Generator[tuple[int, float]]:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        for prompt in prompts:
-            llm.engine.add(Request(f"calibrate-{next(numbers)}", tuple(prompt), params, time.monotonic()))
-        while llm.engine.has_work:
-            start = time.perf_counter()
-            events = llm.engine.step()
-            seconds = time.perf_counter() - start
-            if failed := next((e.error for e in events if e.error), None):
-                raise PlanError(f"the engine could not run a step to measure: {failed}")
-            yield sum(bool(e.tokens) for e in events), seconds
+        ids = [f"calibrate-{next(numbers)}" for _ in prompts]
+        for name, prompt in zip(ids, prompts, strict=True):
+            llm.engine.add(Request(name, tuple(prompt), params, time.monotonic()))
+        try:
+            while llm.engine.has_work:
+                start = time.perf_counter()
+                events = llm.engine.step()
+                seconds = time.perf_counter() - start
+                if failed := next((e.error for e in events if e.error), None):
+                    raise PlanError(f"the engine could not run a step to measure: {failed}")
+                yield sum(bool(e.tokens) for e in events), seconds
+        finally:
+            for name in ids:
+                llm.engine.abort(name)
 
     return load_model(str(source.gguf or source.folder)), run
 
@@ -155,23 +164,41 @@ def measure_steps(run: Run, grid: Iterable[tuple[int, int]] = GRID, steps: int =
     """The median of `steps` decode steps for each (batch, context) of the grid, and single prefills.
 
     Only steps in which the whole batch writes count, and not the first of them, which may hold a prefill.
+    Sequences start one after the other and write on meanwhile, so the context is the mean one of the steps
+    that count.
     """
-    points = []
+    points: list[Point] = []
     for batch, context in grid:
-        prompt = max(1, context - steps // 2)
-        done = list(run(_prompts(batch, prompt), steps + 2))
-        first = next((i for i, (written, _) in enumerate(done) if written == batch), len(done))
-        decodes = [seconds for written, seconds in done[first + 1 :] if written == batch]
-        if not decodes:
-            most = max((written for written, _ in done), default=0)
+        wait = ceil(batch * context / SMALLEST_CHUNK)
+        prompt = max(1, context - (wait + steps) // 2)
+        counted, prefill, most = _full_steps(run, batch, prompt, wait, steps)
+        if len(counted) < steps:
             raise PlanError(
                 f"the engine ran {most} sequences at once where {batch} were asked for; "
                 f"give it room with engine_overrides=['scheduler.max_running={batch}']"
             )
-        points.append(Point(sequences=batch, context=context, seconds=median(decodes)))
+        mean = round(sum(written for written, _ in counted) / steps / batch)
+        points.append(Point(sequences=batch, context=prompt + mean, seconds=median(s for _, s in counted)))
         if batch == 1:
-            points.append(Point(chunk=prompt, seconds=sum(seconds for _, seconds in done[: first + 1])))
+            points.append(Point(chunk=prompt, seconds=prefill))
     return tuple(points)
+
+
+def _full_steps(
+    run: Run, batch: int, prompt: int, wait: int, steps: int
+) -> tuple[list[tuple[int, float]], float, int]:
+    """Of each full step the tokens written before it and its seconds; seconds of prefill; most at once."""
+    counted: list[tuple[int, float]] = []
+    total, most, prefill = 0, 0, 0.0
+    with closing(run(_prompts(batch, prompt), wait + steps + 2)) as done:
+        for written, seconds in done:
+            if written == most == batch:
+                counted.append((total, seconds))
+            prefill += 0.0 if total else seconds
+            total, most = total + written, max(most, written)
+            if len(counted) == steps:
+                break
+    return counted, prefill, most
 
 
 def _prompts(batch: int, length: int) -> list[list[int]]:

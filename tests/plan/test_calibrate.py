@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from core.plan import Efficiency, Load, PlanError, Roofline, load_device, load_m
 from core.plan.calibrate import (
     FITTED,
     Point,
+    Run,
     calibration_table,
     fit,
     load_calibration,
@@ -78,34 +79,35 @@ def test_nothing_measured_is_an_error() -> None:
         fit(MODEL, RECIPE, MACHINE, [])
 
 
-def test_decode_steps_are_told_from_prefill() -> None:
-    """A scripted engine prefills two sequences a step, 1 s, then decodes all, 0.01 s a sequence."""
-    seen: list[list[int]] = []
+def scripted(at_once: int, seen: list[list[int]]) -> Run:
+    """An engine that prefills two sequences a step, 1 s, and decodes what runs, 0.01 s a sequence."""
 
-    def run(prompts: list[list[int]], tokens: int) -> Iterator[tuple[int, float]]:
+    def run(prompts: list[list[int]], tokens: int) -> Generator[tuple[int, float]]:
         seen.extend(prompts)
-        for ready in range(0, len(prompts), 2):
-            yield min(ready + 2, len(prompts)), 1.0
-        for _ in range(tokens - 1):
-            yield len(prompts), 0.01 * len(prompts)
+        waiting, left = len(prompts), []
+        while waiting or left:
+            new = min(2, waiting, at_once - len(left))
+            waiting -= new
+            left = [n - 1 for n in left if n > 1] + [tokens - 1] * new
+            yield len(left), 1.0 if new else 0.01 * len(left)
 
-    found = measure_steps(run, [(1, 100), (3, 100), (4, 64)], steps=4)
-    assert [(p.sequences, p.context, p.seconds) for p in found if p.sequences] == [
-        (1, 100, 0.01),
-        (3, 100, 0.03),
-        (4, 64, 0.04),
-    ]
-    assert [(p.chunk, p.seconds) for p in found if p.chunk] == [(98, 1.0)]
-    assert len({tuple(p) for p in seen}) == len(seen) == 8
+    return run
+
+
+def test_decode_steps_are_told_from_prefill() -> None:
+    seen: list[list[int]] = []
+    found = measure_steps(scripted(99, seen), [(1, 100), (3, 100), (16, 512)], steps=4)
+    assert [(p.sequences, p.seconds) for p in found if p.sequences] == [(1, 0.01), (3, 0.03), (16, 0.16)]
+    assert all(p.context == pytest.approx(c, abs=30) for p, c in zip(found[2:], (100, 512), strict=True))
+    (prefill,) = (p for p in found if p.chunk)
+    assert prefill.chunk == len(seen[0])
+    assert prefill.seconds == 1.0
+    assert len({tuple(p) for p in seen}) == len(seen) == 20
 
 
 def test_an_engine_that_runs_fewer_at_once_is_told() -> None:
-    def run(prompts: list[list[int]], tokens: int) -> Iterator[tuple[int, float]]:
-        for _ in range(2 * tokens):
-            yield len(prompts) // 2, 0.01
-
     with pytest.raises(PlanError, match=r"ran 8 sequences at once where 16 .*scheduler\.max_running=16"):
-        measure_steps(run, [(16, 128)])
+        measure_steps(scripted(8, []), [(16, 128)])
 
 
 def test_this_machine_has_figures() -> None:
