@@ -7,7 +7,7 @@ It is built with the system compiler when a part first asks for it (some seconds
 from kernels.cpu.attention import Ragged, paged_attention
 from kernels.cpu.build import Unavailable, supported_isas
 from kernels.cpu.kv import KVCache, KVField, kv_fields, kv_read, kv_write, rope_write
-from kernels.cpu.library import available, num_threads, set_num_threads
+from kernels.cpu.library import available, empty_huge, num_threads, set_num_threads
 from kernels.cpu.linear import (
     PackedLinear,
     blocks_from_gguf,
@@ -23,6 +23,7 @@ from kernels.cpu.linear import (
     pack_q8_0,
     quantize_int4,
     quantize_int8,
+    settle,
 )
 from kernels.cpu.rows import gate, rms_norm
 from kernels.cpu.step import Decoder, DecoderLayer
@@ -39,6 +40,7 @@ __all__ = [
     "blocks_from_gguf",
     "concatenate",
     "dequantize",
+    "empty_huge",
     "gate",
     "gather_rows",
     "interleave",
@@ -58,5 +60,6 @@ __all__ = [
     "rms_norm",
     "rope_write",
     "set_num_threads",
+    "settle",
     "supported_isas",
 ]

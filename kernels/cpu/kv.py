@@ -109,7 +109,7 @@ class KVCache:
     ) -> KVCache:
         """A cache over new memory, not initialized."""
         fields = kv_fields(format, page_size, n_heads, key_dim, value_dim)
-        tensors = {f.name: torch.empty((n_pages, *f.shape), dtype=f.dtype) for f in fields}
+        tensors = {f.name: library.empty_huge((n_pages, *f.shape), f.dtype) for f in fields}
         return cls(format, page_size, n_heads, key_dim, value_dim, **tensors)
 
     def _struct(self) -> library.KV:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +22,7 @@ GROUP = 32
 _KINDS: tuple[Kind, ...] = ("fp32", "int8", "q8_0", "q4_1", "q4_0")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PackedLinear:
     """A weight matrix [n, k] in blocks of 16 rows.
 
@@ -44,10 +45,9 @@ class PackedLinear:
     def __post_init__(self) -> None:
         if self.bias is not None:
             check("bias", self.bias, (self.n,), torch.float32)
-        struct = library.Linear(
+        self.struct = library.Linear(
             _KINDS.index(self.kind), self.n, self.k, pointer(self.data), pointer(self.scale), pointer(self.bias)
         )
-        object.__setattr__(self, "struct", struct)
 
     @property
     def nbytes(self) -> int:
@@ -184,6 +184,23 @@ def blocks_from_gguf(raw: Tensor, name: Literal["Q4_0", "Q4_1", "Q8_0"], bias: T
 def dequantize(weight: PackedLinear, *, isa: str | None = None) -> Tensor:
     """fp32 [n, k]: the numbers that the packed weight stands for."""
     return gather_rows(weight, torch.arange(weight.n), isa=isa)
+
+
+def settle(weights: Iterable[PackedLinear], *, isa: str | None = None) -> None:
+    """Moves packed weights, in the order given, into one region of large memory pages, in place.
+
+    A step that reads them in that order then comes close to the memory's speed. Meanwhile, both copies of them exist.
+    """
+    unique = list({id(w): w for w in weights}.values())
+    sizes = [-(-w.data.numel() // 64) * 64 for w in unique]
+    region = library.empty_huge((sum(sizes) + 64,), torch.uint8, isa)
+    at = -region.data_ptr() % 64
+    for weight, size in zip(unique, sizes, strict=True):
+        moved = region[at : at + weight.data.numel()].view(weight.data.shape)
+        moved.copy_(weight.data)
+        weight.data = moved
+        weight.struct.data = pointer(moved)
+        at += size
 
 
 def gather_rows(weight: PackedLinear, rows: Tensor, *, isa: str | None = None) -> Tensor:

@@ -100,11 +100,11 @@ attn_plan *plan_attention(const pw_attn *a, int n_kv_heads, int dv, int n_thread
     return p;
 }
 
-/* ---- one chunk of keys and values, made ready for the products ---- */
+/* ---- one chunk of keys and values: where it lies, then made ready for the products ---- */
 typedef struct {
-    int64_t start;       /* position of lane 0 */
-    int lo, hi;          /* lanes in use by some row of the tile */
-    float *kt, *v;       /* [dk][CHUNK] and [CHUNK][ov] */
+    int64_t start; /* position of lane 0 */
+    int lo, hi;    /* lanes in use by some row of the tile */
+    const char *k_row[CHUNK], *v_row[CHUNK];
     const int8_t *kc[GROUPS], *vc[GROUPS];
     float k_scale[CHUNK], v_scale[CHUNK];
 } chunk_view;
@@ -119,145 +119,125 @@ static inline int64_t page_of(const reader *r, int64_t slot) {
     return r->attn->page_table[r->seq * r->attn->table_stride + slot / r->kv->page_size];
 }
 
+/* words [0, 4) of VL rows, as four vectors of one word of all rows */
+AI void transpose_words(const char *const row[], int64_t at, vi out[4]) {
+    vi t[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+#define WORDS(r) _mm_loadu_si128((const __m128i *)(row[(r)] + at))
 #ifdef PW_AVX512
-AI void transpose_store(__m512i r[16], float *out, int64_t ld, int bf16) {
-    __m512i t[16];
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 8; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    }
-    for (int i = 0; i < 16; i++) {
-        if (bf16) {
-            _mm512_storeu_si512(out + 2 * i * ld, _mm512_slli_epi32(r[i], 16));
-            _mm512_storeu_si512(out + (2 * i + 1) * ld, _mm512_and_si512(r[i], _mm512_set1_epi32((int)0xffff0000)));
-        } else {
-            _mm512_storeu_si512(out + i * ld, r[i]);
-        }
-    }
-}
+        t[i] = _mm512_inserti32x4(_mm512_castsi128_si512(WORDS(i)), WORDS(i + 4), 1);
+        t[i] = _mm512_inserti32x4(t[i], WORDS(i + 8), 2);
+        t[i] = _mm512_inserti32x4(t[i], WORDS(i + 12), 3);
 #else
-AI void transpose_store(__m256i r[8], float *out, int64_t ld, int bf16) {
-    __m256i t[8];
-    for (int i = 0; i < 4; i++) {
-        t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; i++) {
-        r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
-        t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
-    }
-    for (int i = 0; i < 8; i++) {
-        if (bf16) {
-            _mm256_storeu_si256((__m256i *)(out + 2 * i * ld), _mm256_slli_epi32(t[i], 16));
-            _mm256_storeu_si256((__m256i *)(out + (2 * i + 1) * ld),
-                                _mm256_and_si256(t[i], _mm256_set1_epi32((int)0xffff0000)));
-        } else {
-            _mm256_storeu_si256((__m256i *)(out + i * ld), t[i]);
-        }
-    }
-}
+        t[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(WORDS(i)), WORDS(i + 4), 1);
 #endif
+#undef WORDS
+    }
+    vi low0 = iunpack32lo(t[0], t[1]), high0 = iunpack32hi(t[0], t[1]);
+    vi low1 = iunpack32lo(t[2], t[3]), high1 = iunpack32hi(t[2], t[3]);
+    out[0] = iunpack64lo(low0, low1);
+    out[1] = iunpack64hi(low0, low1);
+    out[2] = iunpack64lo(high0, high1);
+    out[3] = iunpack64hi(high0, high1);
+}
 
-/* rows of VL tokens to columns of kt; words of 32 bits are one fp32 number or two bf16 numbers */
-AI void transpose_keys(const char *const row[], int64_t dk, float *kt, const int bf16) {
-    const int per_vector = bf16 ? 2 * VL : VL, size = bf16 ? 2 : 4;
+/* rows of VL tokens to columns of kt; words of 32 bits are one fp32 number or two bf16 numbers. What is read later is
+ * fetched on the way: rows lie apart, and the hardware does not foresee where. */
+AI void transpose_keys(const char *const row[], const char *const later[], const char *const last[], int64_t dk, float *kt,
+                       const int bf16) {
+    const int step = bf16 ? 8 : 4, size = bf16 ? 2 : 4;
     int64_t d = 0;
-    for (; d + per_vector <= dk; d += per_vector) {
-        vi r[VL];
-        for (int i = 0; i < VL; i++) r[i] = iload(row[i] + d * size);
-        transpose_store(r, kt + d * CHUNK, CHUNK, bf16);
+    for (; d + step <= dk; d += step) {
+        vi words[4];
+        transpose_words(row, d * size, words);
+        UNROLL for (int i = 0; i < 4; i++) {
+            if (bf16) {
+                istore(kt + (d + 2 * i) * CHUNK, ishl(words[i], 16));
+                istore(kt + (d + 2 * i + 1) * CHUNK, iand(words[i], iset((int32_t)0xffff0000)));
+            } else {
+                istore(kt + (d + i) * CHUNK, words[i]);
+            }
+        }
+        if (d * size % 64 != 0) continue;
+        for (int i = 0; i < VL; i++) {
+            _mm_prefetch(later[i] + d * size, _MM_HINT_T1);
+            _mm_prefetch(last[i] + d * size, _MM_HINT_T1);
+        }
     }
     for (; d < dk; d++)
         for (int i = 0; i < VL; i++)
             kt[d * CHUNK + i] = bf16 ? bf16_to_float(((const uint16_t *)row[i])[d]) : ((const float *)row[i])[d];
 }
 
-static void load_numbers(const reader *r, chunk_view *c) {
+static void copy_value(const char *row, int64_t dv, float *to, int bf16) {
+    int64_t d = 0;
+    for (; d + VL <= dv; d += VL)
+        vstore(to + d, bf16 ? vbf16((const uint16_t *)row + d) : vload((const float *)row + d));
+    for (; d < dv; d++) to[d] = bf16 ? bf16_to_float(((const uint16_t *)row)[d]) : ((const float *)row)[d];
+}
+
+static void locate_rows(const reader *r, chunk_view *c) {
     const pw_kv *kv = r->kv;
-    const int bf16 = kv->format == KV_BF16, size = bf16 ? 2 : 4;
-    const char *k_row[CHUNK + 16], *v_row[CHUNK + 16];
+    const int size = kv->format == KV_BF16 ? 2 : 4;
     int64_t slot = c->start + c->lo - r->attn->kv_start[r->seq];
     int64_t page = page_of(r, slot), offset = slot % kv->page_size;
-    int base = c->lo / VL * VL, end = (int)round_up(c->hi, VL);
     for (int i = c->lo; i < c->hi; i++, offset++, slot++) {
         if (offset == kv->page_size) {
             page = page_of(r, slot);
             offset = 0;
         }
-        k_row[i] = (const char *)kv->k + size * (page * kv->k_page + offset * kv->k_token + r->head * kv->k_head);
-        v_row[i] = (const char *)kv->v + size * (page * kv->v_page + offset * kv->v_token + r->head * kv->v_head);
+        c->k_row[i] = (const char *)kv->k + size * (page * kv->k_page + offset * kv->k_token + r->head * kv->k_head);
+        c->v_row[i] = (const char *)kv->v + size * (page * kv->v_page + offset * kv->v_token + r->head * kv->v_head);
     }
-    for (int i = base; i < c->lo; i++) k_row[i] = k_row[c->lo];
-    for (int i = c->hi; i < end; i++) k_row[i] = k_row[c->hi - 1];
-    for (int i = base; i < end; i += VL) {
-        if (bf16) transpose_keys(k_row + i, kv->dk, c->kt + i, 1);
-        else transpose_keys(k_row + i, kv->dk, c->kt + i, 0);
+    for (int i = 0; i < c->lo; i++) c->k_row[i] = c->k_row[c->lo], c->v_row[i] = c->v_row[c->lo];
+    for (int i = c->hi; i < CHUNK; i++) c->k_row[i] = c->k_row[c->hi - 1], c->v_row[i] = c->v_row[c->hi - 1];
+}
+
+/* fills kt, and v too where the values cannot be used in place */
+static void load_numbers(const reader *r, const chunk_view *c, const chunk_view *next, float *kt, float *v, const float **v_used) {
+    const pw_kv *kv = r->kv;
+    int bf16 = kv->format == KV_BF16, end = (int)round_up(c->hi, VL);
+    for (int i = c->lo / VL * VL; i < end; i += VL) {
+        if (bf16) transpose_keys(c->k_row + i, c->v_row + i, next->k_row + i, kv->dk, kt + i, 1);
+        else transpose_keys(c->k_row + i, c->v_row + i, next->k_row + i, kv->dk, kt + i, 0);
     }
+    int in_place = !bf16 && kv->dv == r->ov;
     for (int i = c->lo; i < c->hi; i++) {
-        float *to = c->v + (int64_t)i * r->ov;
-        int64_t d = 0;
-        if (!bf16) {
-            for (; d + VL <= kv->dv; d += VL) vstore(to + d, vload((const float *)v_row[i] + d));
-            for (; d < kv->dv; d++) to[d] = ((const float *)v_row[i])[d];
-        } else {
-            for (; d + VL <= kv->dv; d += VL) vstore(to + d, vbf16((const uint16_t *)v_row[i] + d));
-            for (; d < kv->dv; d++) to[d] = bf16_to_float(((const uint16_t *)v_row[i])[d]);
-        }
+        v_used[i] = in_place ? (const float *)c->v_row[i] : v + (int64_t)i * r->ov;
+        if (!in_place) copy_value(c->v_row[i], kv->dv, v + (int64_t)i * r->ov, bf16);
     }
 }
 
-static void load_codes(const reader *r, chunk_view *c) {
+static void locate_codes(const reader *r, chunk_view *c) {
     const pw_kv *kv = r->kv;
-    const int64_t k_head = (int64_t)kv->page_size * int8_width(kv->dk), v_head = (int64_t)kv->page_size * int8_width(kv->dv);
+    const int64_t k_wide = int8_width(kv->dk), v_wide = int8_width(kv->dv), first = r->head * (int64_t)kv->page_size;
     for (int g = c->lo / BLOCK; g * BLOCK < c->hi; g++) {
         int64_t slot = c->start + g * BLOCK - r->attn->kv_start[r->seq];
-        int64_t page = page_of(r, slot), in_page = slot % kv->page_size, in_head = r->head * (int64_t)kv->page_size;
-        c->kc[g] = (const int8_t *)kv->k + page * kv->k_page + r->head * k_head + in_page * int8_width(kv->dk);
-        c->vc[g] = (const int8_t *)kv->v + page * kv->v_page + r->head * v_head + in_page * int8_width(kv->dv);
-        const uint16_t *ks = kv->k_scale + page * kv->k_scale_page + in_head + in_page;
-        const uint16_t *vs = kv->v_scale + page * kv->v_scale_page + in_head + in_page;
+        int64_t page = page_of(r, slot), at = first + slot % kv->page_size;
+        c->kc[g] = (const int8_t *)kv->k + page * kv->k_page + at * k_wide;
+        c->vc[g] = (const int8_t *)kv->v + page * kv->v_page + at * v_wide;
+        const uint16_t *ks = kv->k_scale + page * kv->k_scale_page + at, *vs = kv->v_scale + page * kv->v_scale_page + at;
         for (int i = 0; i < BLOCK; i += VL) {
             vstore(c->k_scale + g * BLOCK + i, vhalf(ks + i));
             vstore(c->v_scale + g * BLOCK + i, vhalf(vs + i));
         }
+        for (int64_t i = 0; i < BLOCK * k_wide; i += 64) _mm_prefetch((const char *)c->kc[g] + i, _MM_HINT_T1);
+        for (int64_t i = 0; i < BLOCK * v_wide; i += 64) _mm_prefetch((const char *)c->vc[g] + i, _MM_HINT_T1);
     }
 }
 
 /* ---- scores and weighted values of one chunk for up to MT_MAX rows ---- */
 static void scores_f32(int mt, const float *q, const float *kt, int dk, float *s, int lo, int hi) {
-#define CALL(M) product(q, M, 1, kt, CHUNK, 0, dk, s, CHUNK, lo, hi, M)
+#define CALL(M) product(q, M, 1, kt, NULL, CHUNK, 0, dk, s, CHUNK, lo, hi, M)
     MT_SWITCH(mt, CALL)
 #undef CALL
 }
 
-static void values_f32(int mt, const float *p, const float *v, int64_t ov, int lo, int hi, float *o) {
-#define CALL(M) product(p, 1, CHUNK, v, ov, lo, hi, o, ov, 0, (int)ov, M)
+static void values_f32(int mt, const float *p, const float *const *v, int64_t ov, int lo, int hi, float *o) {
+#define CALL(M) product(p, 1, CHUNK, NULL, v, 0, lo, hi, o, ov, 0, (int)ov, M)
     MT_SWITCH(mt, CALL)
 #undef CALL
 }
-
 
 #ifdef PW_AVX512
 #define V_RIGHT (BLOCK * BLOCK)
@@ -360,10 +340,11 @@ typedef struct {
     void *q;        /* packed queries of every row tile */
     float *q_scale; /* codes only */
     float *m, *l, *o;
+    float *kt, *v; /* numbers only: a chunk as [dk][CHUNK] and [CHUNK][ov] */
+    const float *v_used[CHUNK];
     float *s, *oc;
     int16_t *p;
     float *p_scale;
-    chunk_view view;
 } tile_work;
 
 static void work_init(tile_work *w, const pw_kv *kv, int n_rows, int group, int ov) {
@@ -393,8 +374,8 @@ static void work_init(tile_work *w, const pw_kv *kv, int n_rows, int group, int 
     w->oc = memory + where[6];
     w->p = (int16_t *)(memory + where[7]);
     w->p_scale = memory + where[8];
-    w->view.kt = memory + where[9];
-    w->view.v = memory + where[10];
+    w->kt = memory + where[9];
+    w->v = memory + where[10];
 }
 
 static void pack_queries(tile_work *w, const float *q, int64_t ldq, float scale) {
@@ -420,9 +401,8 @@ static void pack_queries(tile_work *w, const float *q, int64_t ldq, float scale)
 }
 
 /* (max, sum, output) of one chunk for the rows of row tile i, into w->oc and the arrays given */
-static void chunk_rows(tile_work *w, const pw_attn *a, int i, int lo, int hi, const int *row_lo, const int *row_hi,
+static void chunk_rows(tile_work *w, const pw_attn *a, const chunk_view *c, int i, int lo, int hi, const int *row_lo, const int *row_hi,
                        float *row_max, float *row_sum) {
-    chunk_view *c = &w->view;
     int n = tile_count(&w->rows, i), mt = padded_mt(n);
     int64_t slot = tile_slot(&w->rows, i);
     int g_from = lo / BLOCK, g_to = (int)ceil_div(hi, BLOCK);
@@ -432,7 +412,7 @@ static void chunk_rows(tile_work *w, const pw_attn *a, int i, int lo, int hi, co
         MT_SWITCH(mt, CALL)
 #undef CALL
     } else {
-        scores_f32(mt, (const float *)w->q + slot * w->dk_steps, c->kt, w->dk, w->s, lo / (2 * VL) * 2 * VL,
+        scores_f32(mt, (const float *)w->q + slot * w->dk_steps, w->kt, w->dk, w->s, lo / (2 * VL) * 2 * VL,
                    (int)round_up(hi, 2 * VL));
     }
     for (int m = 0; m < n; m++)
@@ -445,7 +425,7 @@ static void chunk_rows(tile_work *w, const pw_attn *a, int i, int lo, int hi, co
         MT_SWITCH(mt, CALL)
 #undef CALL
     } else {
-        values_f32(mt, w->s, c->v, w->ov, lo, hi, w->oc);
+        values_f32(mt, w->s, w->v_used, w->ov, lo, hi, w->oc);
     }
 }
 
@@ -486,6 +466,15 @@ static void write_tile(tile_work *w, const attn_plan *p, const pw_attn *a, const
     }
 }
 
+/* where chunk number `chunk` lies for queries at [pos, pos + n_tokens) */
+static void locate(const reader *r, chunk_view *c, int64_t chunk, int64_t pos, int n_tokens) {
+    c->start = chunk * CHUNK;
+    c->lo = (int)max64(0, first_key(r->attn, r->seq, pos) - c->start);
+    c->hi = (int)min64(CHUNK, pos + n_tokens - c->start);
+    if (r->kv->format == KV_INT8) locate_codes(r, c);
+    else locate_rows(r, c);
+}
+
 static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const float *q, int64_t ldq, float *out, int64_t ldo,
                      const item_info *item) {
     tile_work work, *w = &work;
@@ -496,13 +485,15 @@ static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const floa
     clear_state(w);
     int64_t pos = first_position(a, t->seq) + t->first;
     float *partial = p->partial + t->partial;
+    chunk_view views[2];
+    locate(&r, &views[item->chunk_from % 2], item->chunk_from, pos, t->n_tokens);
     for (int64_t chunk = item->chunk_from; chunk < item->chunk_to; chunk++) {
-        chunk_view *c = &w->view;
-        c->start = chunk * CHUNK;
-        c->lo = (int)max64(0, first_key(a, t->seq, pos) - c->start);
-        c->hi = (int)min64(CHUNK, pos + t->n_tokens - c->start);
-        if (w->codes) load_codes(&r, c);
-        else load_numbers(&r, c);
+        chunk_view *c = &views[chunk % 2], *next = c;
+        if (chunk + 1 < item->chunk_to) {
+            next = &views[(chunk + 1) % 2];
+            locate(&r, next, chunk + 1, pos, t->n_tokens);
+        }
+        if (!w->codes) load_numbers(&r, c, next, w->kt, w->v, w->v_used);
         float *place = partial + (chunk - t->chunk_from) * w->n_rows * (w->ov + 2);
         for (int i = 0; i < w->rows.n_tiles; i++) {
             int start = (int)tile_start(&w->rows, i), n = tile_count(&w->rows, i);
@@ -516,7 +507,7 @@ static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const floa
                 lo = row_lo[m] < lo ? row_lo[m] : lo;
                 hi = row_hi[m] > hi ? row_hi[m] : hi;
             }
-            if (lo < hi) chunk_rows(w, a, i, lo, hi, row_lo, row_hi, row_max, row_sum);
+            if (lo < hi) chunk_rows(w, a, c, i, lo, hi, row_lo, row_hi, row_max, row_sum);
             for (int m = 0; m < n; m++) {
                 float *o = w->oc + (int64_t)m * w->ov;
                 if (row_lo[m] >= row_hi[m]) row_max[m] = -INFINITY;

@@ -120,7 +120,7 @@ static void tile_f32(int mt, const float *a, int64_t k, const float *left, const
     for (int part = 0; part < 2; part++) {
         const float *w = part ? right : left;
 #define CALL(M) \
-    UNROLL for (int v = 0; v < BLOCK; v += VL) product_columns(a, M, 1, w + v, BLOCK, 0, (int)k, out + part * BLOCK + v, OUT_COLUMNS, M, 1)
+    UNROLL for (int v = 0; v < BLOCK; v += VL) product_columns(a, M, 1, w, NULL, BLOCK, v, 0, (int)k, out + part * BLOCK, OUT_COLUMNS, M, 1)
         MT_SWITCH(mt, CALL)
 #undef CALL
     }

@@ -4,29 +4,30 @@
 
 #include "common.h"
 
-/* c[m][n] = sum over k of a[k * sk + m * sm] * b[k][n] */
-AI void product_columns(const float *a, int64_t sk, const int64_t sm, const float *b, int64_t ldb, int from, int to,
-                        float *c, int64_t ldc, const int mt, const int nv) {
+/* c[m][n] = sum over k of a[k * sk + m * sm] * b[k][n]; row k of b is at rows[k], or without rows at b + k * ldb */
+AI void product_columns(const float *a, int64_t sk, const int64_t sm, const float *b, const float *const *rows,
+                        int64_t ldb, int n, int from, int to, float *c, int64_t ldc, const int mt, const int nv) {
     vf acc[MT_MAX][4];
     UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < nv; v++) acc[m][v] = vset(0);
     for (int k = from; k < to; k++) {
         vf x[4];
-        UNROLL for (int v = 0; v < nv; v++) x[v] = vload(b + k * ldb + v * VL);
+        const float *row = (rows ? rows[k] : b + k * ldb) + n;
+        UNROLL for (int v = 0; v < nv; v++) x[v] = vload(row + v * VL);
         UNROLL for (int m = 0; m < mt; m++) {
             const float *y = a + k * sk + m * sm;
             if (nv == 1) fma1(&acc[m][0], x[0], y);
             UNROLL for (int v = 0; v + 2 <= nv; v += 2) fma2(&acc[m][v], &acc[m][v + 1], x[v], x[v + 1], y);
         }
     }
-    UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < nv; v++) vstore(c + m * ldc + v * VL, acc[m][v]);
+    UNROLL for (int m = 0; m < mt; m++) UNROLL for (int v = 0; v < nv; v++) vstore(c + m * ldc + n + v * VL, acc[m][v]);
 }
 
-AI void product(const float *a, int64_t sk, const int64_t sm, const float *b, int64_t ldb, int from, int to, float *c,
-                int64_t ldc, int n_from, int n_to, const int mt) {
+AI void product(const float *a, int64_t sk, const int64_t sm, const float *b, const float *const *rows, int64_t ldb, int from,
+                int to, float *c, int64_t ldc, int n_from, int n_to, const int mt) {
     int n = n_from;
     if (mt <= MT_MAX / 4)
-        for (; n + 4 * VL <= n_to; n += 4 * VL) product_columns(a, sk, sm, b + n, ldb, from, to, c + n, ldc, mt, 4);
-    for (; n < n_to; n += 2 * VL) product_columns(a, sk, sm, b + n, ldb, from, to, c + n, ldc, mt, 2);
+        for (; n + 4 * VL <= n_to; n += 4 * VL) product_columns(a, sk, sm, b, rows, ldb, n, from, to, c, ldc, mt, 4);
+    for (; n < n_to; n += 2 * VL) product_columns(a, sk, sm, b, rows, ldb, n, from, to, c, ldc, mt, 2);
 }
 
 /* as above on pairs of 16-bit and 8-bit numbers; b comes in groups of `steps` pairs, 2 * VL columns wide */

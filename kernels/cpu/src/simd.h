@@ -47,6 +47,12 @@ AI vf vkeep(vf x, vf other, int base, int lo, int hi) {
 AI vi izero(void) { return _mm512_setzero_si512(); }
 AI vi iset(int32_t x) { return _mm512_set1_epi32(x); }
 AI vi iload(const void *p) { return _mm512_loadu_si512(p); }
+AI void istore(void *p, vi a) { _mm512_storeu_si512(p, a); }
+AI vi iunpack32lo(vi a, vi b) { return _mm512_unpacklo_epi32(a, b); }
+AI vi iunpack32hi(vi a, vi b) { return _mm512_unpackhi_epi32(a, b); }
+AI vi iunpack64lo(vi a, vi b) { return _mm512_unpacklo_epi64(a, b); }
+AI vi iunpack64hi(vi a, vi b) { return _mm512_unpackhi_epi64(a, b); }
+#define ishl(a, n) _mm512_slli_epi32(a, n)
 AI vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 AI vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
 AI vi ishr4(vi a) { return _mm512_srli_epi16(a, 4); }
@@ -108,6 +114,12 @@ AI vf vkeep(vf x, vf other, int base, int lo, int hi) {
 AI vi izero(void) { return _mm256_setzero_si256(); }
 AI vi iset(int32_t x) { return _mm256_set1_epi32(x); }
 AI vi iload(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+AI void istore(void *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
+AI vi iunpack32lo(vi a, vi b) { return _mm256_unpacklo_epi32(a, b); }
+AI vi iunpack32hi(vi a, vi b) { return _mm256_unpackhi_epi32(a, b); }
+AI vi iunpack64lo(vi a, vi b) { return _mm256_unpacklo_epi64(a, b); }
+AI vi iunpack64hi(vi a, vi b) { return _mm256_unpackhi_epi64(a, b); }
+#define ishl(a, n) _mm256_slli_epi32(a, n)
 AI vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 AI vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
 AI vi ishr4(vi a) { return _mm256_srli_epi16(a, 4); }
