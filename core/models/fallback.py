@@ -280,7 +280,7 @@ class Product(nn.Module):
         self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.product.out_features)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

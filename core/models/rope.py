@@ -77,7 +77,8 @@ def _dynamic_frequencies(config: RopeConfig, places: Tensor) -> Tensor:
     factor, longest, dim = config.get("factor"), config.max_positions, config.dim
     lengths = (places + 1).clamp(min=longest)
     base = config.theta * (factor * lengths / longest - (factor - 1)) ** (dim / (dim - 2))
-    return 1.0 / (base ** (torch.arange(0, dim, 2, device=places.device).float() / dim))
+    exponents = torch.arange(0, dim, 2, device=places.device).float() / dim
+    return torch.reciprocal(torch.pow(base, exponents))
 
 
 def _llama3(config: RopeConfig, served: int) -> tuple[Tensor, float]:

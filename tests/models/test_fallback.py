@@ -61,6 +61,11 @@ def test_neighbours_do_not_matter(pairs, name):
     close(first[1], logits(reference, texts[1]))
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_step_that_wants_no_logits(pairs, name):
+    assert pairs(name)[1].logits(torch.zeros(0, 48)).shape == (0, 96)
+
+
 def test_windows_are_found(pairs):
     assert {layer.window for layer in pairs("starcoder2")[1].layers} == {8}
     assert [layer.window for layer in pairs("olmo3")[1].layers] == [8, 8, 8, None]

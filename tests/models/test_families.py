@@ -48,6 +48,11 @@ def test_chunks_and_decode(pairs, name, size):
     close(chunked(model, ids(), size), logits(reference, ids()))
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma-2", "llama-tied"])
+def test_a_step_that_wants_no_logits(pairs, name):
+    assert pairs(name)[1].logits(torch.zeros(0, 48)).shape == (0, 96)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_neighbours_do_not_matter(pairs, name):
     reference, model, _ = pairs(name)
