@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from core.lab import analysis, environment, plan, statistics
 from core.lab.analysis import Result
@@ -51,7 +52,7 @@ def _table(a: Found, b: Found, shared: Sequence[tuple[str, str]], titles: Sequen
     differences = [statistics.compare(a[key].estimate, b[key].estimate) for key in shared]
     known = [1.0 if math.isnan(d.p) else d.p for d in differences]
     adjusted = statistics.adjusted(known)
-    table = Table("effect", "workload", *titles, "change", "p, adjusted", "")
+    table = Table("effect", "workload", *titles, "change", "p, adjusted", Column("", no_wrap=True), box=SIMPLE_HEAD)
     for key, difference, p in zip(shared, differences, adjusted, strict=True):
         ends = [f"{change(r.estimate.mean)} ({interval(r.estimate)})" for r in (a[key], b[key])]
         said = "changed" if p <= 1 - statistics.LEVEL else "no change seen"

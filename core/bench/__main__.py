@@ -24,7 +24,8 @@ Measure one arm, or with -m every combination of several values.
   load.concurrency=8       sessions at once, of a closed load
   load.rate=2              sessions a second, of the others; load.burstiness of gamma, load.rate_end of ramp
   target=http://HOST:PORT  a server that is already running, of any make; our own is started otherwise
-                           target.model, target.api=completions, target.api_key, target.ignore_eos=false
+                           (target.model, target.api=completions, target.api_key, target.ignore_eos=false)
+  target=engine            the engine in the load generator's process, without a server
   goodput.ttft=200         a target in ms; also goodput.tpot, goodput.e2e
   repeat=3                 runs of each arm, in random order
   again=true               also runs what the ledger already has

@@ -16,7 +16,7 @@ from rich.console import Console
 from core.bench.tables import comparison, details
 from core.lab import environment, recipes, words
 from core.lab.errors import TargetError, UsageError, unknown
-from core.lab.hosts import ExternalHost, Host, server
+from core.lab.hosts import ExternalHost, Host, InProcessHost, server
 from core.lab.ledger import Failure, Header, Impossible, Ledger, Trial
 from core.lab.targets import OpenAITarget
 from core.lab.trial import Outcome, describe_errors, run_trial
@@ -41,7 +41,12 @@ class Job:
 
     @property
     def url(self) -> str:
-        return str(self.words.lab.get("target", ""))
+        """Of a server that is already running; empty when the arm is ours to start."""
+        return "" if self.in_process else str(self.words.lab.get("target", ""))
+
+    @property
+    def in_process(self) -> bool:
+        return self.words.lab.get("target") == "engine"
 
 
 def run(given: Sequence[Sequence[str]], console: Console) -> int:
@@ -80,7 +85,8 @@ def _jobs(given: Sequence[Sequence[str]]) -> list[Job]:
         words.targets(parsed)
         words.price(parsed)
         varied = [w for w in each if w not in common and not w.startswith("workload")]
-        label = " ".join(varied) or str(parsed.lab.get("target", parsed.recipe_name))
+        url = parsed.lab.get("target", "engine")
+        label = " ".join(varied) or (parsed.recipe_name if url == "engine" else str(url))
         identity = sorted(w for w in each if w.partition("=")[0] not in NOT_THE_ARM)
         jobs.append(Job(label, parsed, workload(name, options), identity))
     return jobs
@@ -92,10 +98,10 @@ def _check_target(parsed: Words) -> None:
     for option in options:
         if option not in TARGET_OPTIONS:
             raise unknown("option of target", option, TARGET_OPTIONS)
-    if url is None:
+    if url in (None, "engine"):
         return
     if not str(url).startswith(("http://", "https://")):
-        raise UsageError(f"target is the URL of a server, such as http://127.0.0.1:8000, not {url!r}.")
+        raise UsageError(f"target is a server's URL, such as http://127.0.0.1:8000, or engine, not {url!r}.")
     if parsed.recipe:
         raise UsageError(f"{parsed.recipe[0]} changes nothing on a running server: leave out target or it.")
 
@@ -149,6 +155,9 @@ def _run(job: Job, block: int, position: int, ledger: Ledger, console: Console) 
 
 @contextmanager
 def _host(job: Job) -> Iterator[Host]:
+    if job.in_process:
+        yield InProcessHost(job.words.recipe)
+        return
     if not job.url:
         with server([*job.words.recipe, "server.port=0"]) as host:
             yield host

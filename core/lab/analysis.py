@@ -64,9 +64,7 @@ def is_settled(effect: Effect, workload: str, metric: str, trials: Measured, res
     return bool(statistics.stopping_block(np.asarray(values), resolution)) if values else False
 
 
-def results(
-    design: Design, workloads: Sequence[str], metric: str, trials: Measured, margin: float
-) -> list[Result]:
+def results(design: Design, workloads: Sequence[str], metric: str, trials: Measured, margin: float) -> list[Result]:
     """All effects of one metric: one family for the adjustment of p. `margin` on the log scale.
 
     Effects that were never measured whole are left out.

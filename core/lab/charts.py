@@ -172,9 +172,7 @@ def interactions(results: Sequence[Result], parts: Sequence[str]) -> str:
                         grid[i, j] = result.estimate.mean
                         weight, alpha = ("bold", 1.0) if result.verdict.kind == "real" else ("normal", 0.55)
                         text = change(result.estimate.mean)
-                        axes.text(
-                            j, i, text, ha="center", va="center", color="#1b2030", fontweight=weight, alpha=alpha
-                        )
+                        axes.text(j, i, text, ha="center", va="center", color="#1b2030", fontweight=weight, alpha=alpha)
             axes.imshow(grid, cmap=colours, norm=TwoSlopeNorm(0.0, -reach, reach), aspect="auto")
             axes.set_xticks(range(len(parts)), parts, rotation=25, ha="right")
             axes.set_yticks(range(len(parts)), parts)

@@ -50,9 +50,7 @@ class Line(msgspec.Struct):
     records: list[RequestRecord] | None = None
 
 
-async def drive(
-    client: Client, sessions: Sequence[Session], load: Load, seed: int, note: Note
-) -> None:
+async def drive(client: Client, sessions: Sequence[Session], load: Load, seed: int, note: Note) -> None:
     """Runs all sessions and hands every finished request to `note`; times count from this call."""
     start = time.perf_counter()
     runs = [_SessionRun(client, number, session, start, note) for number, session in enumerate(sessions)]

@@ -46,6 +46,20 @@ class ExternalHost:
         return scrape(self._url)
 
 
+class InProcessHost:
+    """The engine in the load generator's process; it starts with each run and is gone with it."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        from core.lab.inprocess import EngineTarget  # torch and the model code, which no other host needs
+
+        recipe = next((w.partition("=")[2] for w in words if w.startswith("recipe=")), "premium_chat")
+        self.target: Target = EngineTarget(recipe, tuple(w for w in words if not w.startswith("recipe=")))
+        self.pid: int | None = None
+
+    def snapshot(self) -> Mapping[str, float]:
+        return {}
+
+
 class ServerHost:
     """`python -m core.serve WORDS` on a free port."""
 

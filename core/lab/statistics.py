@@ -75,7 +75,8 @@ def level(n: int) -> float:
 def t_interval(values: Array) -> tuple[Array, Array, Array, Array]:
     """Mean, low, high and p over the last axis of `values` [..., n blocks]; nan bounds under two blocks.
 
-    Interval and p make up for the looks taken so far. Equal values throughout are an exact result: a point interval, with p 1 at zero and 0 elsewhere.
+    Interval and p make up for the looks taken so far. Equal values throughout are an exact result: a point
+    interval, with p 1 at zero and 0 elsewhere.
     """
     mean = values.mean(axis=-1)
     if values.shape[-1] < 2:

@@ -155,9 +155,7 @@ class Study:
             self._ledger.append(Failure(arm.name, arm.words, block, str(error), self._clock() - began))
             self._screen.warn(f"{arm.name} failed in block {block + 1}: {error}")
 
-    def _run_workload(
-        self, arm: Arm, host: Host, workload: str, block: int, position: int, start_s: float
-    ) -> None:
+    def _run_workload(self, arm: Arm, host: Host, workload: str, block: int, position: int, start_s: float) -> None:
         load = self.plan.loads[workload]
         self._screen.trial(arm.name, workload, sum(s.requests for s in load.sessions(block)))
         outcome = self._run(

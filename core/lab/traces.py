@@ -77,9 +77,7 @@ def mooncake(path: Path) -> list[MooncakeEntry]:
         if pages != len(line.hash_ids):
             given = len(line.hash_ids)
             raise UsageError(f"{where}: {line.input_length} tokens need {pages} hash ids, not {given}.")
-        entries.append(
-            MooncakeEntry(line.timestamp / 1e3, line.input_length, line.output_length, tuple(line.hash_ids))
-        )
+        entries.append(MooncakeEntry(line.timestamp / 1e3, line.input_length, line.output_length, tuple(line.hash_ids)))
     return entries
 
 

@@ -24,7 +24,7 @@ class Stub:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                method, path, _ = head.split(b" ", 2)
+                _, path, _ = head.split(b" ", 2)
                 length = next((int(x[15:]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length:")), 0)
                 body = json.loads(await reader.readexactly(length)) if length else {}
                 await self.answer(path.decode(), body, writer)

@@ -90,7 +90,7 @@ def test_false_reals_among_many_effects_stay_rare(truth):
 def test_drift_between_blocks_falls_out():
     values = ladder_values(np.random.default_rng(5), np.array([0.1, 0.0]), 0.02, 6)
     _, low, high, _ = t_interval(values)
-    covered = np.mean((low <= [0.1, 0.0]) & ([0.1, 0.0] <= high))
+    covered = np.mean((low <= [0.1, 0.0]) & (high >= [0.1, 0.0]))
     assert 0.95 <= covered <= 0.985
     assert np.median(high - low) < 0.15, "the drift of 20 % a block is not in the intervals"
 

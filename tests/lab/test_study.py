@@ -194,7 +194,7 @@ def test_a_ledger_forgives_a_torn_end_only(tmp_path):
             ledger.append(Impossible("x", [], ["y"]))
         assert [type(e) for e in read(path)] == [Header, Impossible]
     path.write_bytes(b"{broken}\n" + whole)
-    with pytest.raises(UsageError, match="ledger.jsonl:1 is not a ledger entry"):
+    with pytest.raises(UsageError, match=r"ledger\.jsonl:1 is not a ledger entry"):
         read(path)
 
 

@@ -120,7 +120,7 @@ def test_prompts_become_turns(tmp_path):
 @pytest.mark.parametrize(
     "name,content,says",
     [
-        ("mooncake", '{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n{"timest', ":2 is broken"),
+        ("mooncake", '{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n{"t', ":2 is broken"),
         ("mooncake", '{"timestamp": 1, "input_length": 5, "output_length": 1}', ":1 is broken.*hash_ids"),
         ("mooncake", '{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "need 2 hash ids"),
         ("prompts", '{"turns": []}', ":1: neither"),
