@@ -79,8 +79,7 @@ class Calibration(BaseModel):
 
 
 def calibrate(recipe: Recipe, engine: str, overrides: Sequence[str] = ()) -> Calibration:
-    """Measure this machine and steps of an engine recipe with its own model, and fit the efficiencies to
-    them.
+    """Measure this machine and steps of an engine recipe with its own model, and fit efficiencies.
 
     `recipe` names the formats that the engine keeps weights and KV in. It takes minutes on a CPU.
     """
@@ -215,8 +214,7 @@ def fit(
     points: Sequence[Point],
     engine: str = "",
 ) -> Calibration:
-    """Efficiencies that bring the roofline closest to the points: least squares of the logarithm of the
-    ratio.
+    """Efficiencies that bring the roofline closest to the points, by least squares of log ratios.
 
     What the points do not decide stays at its assumed value, by a weak pull towards it.
     """

@@ -85,8 +85,7 @@ class Device:
 
 
 def load_model(name: str, extra: str | Path | None = None) -> Model:
-    """A model by its catalogue name, `hf:owner/name`, or the path of a config.json, its folder, or a GGUF
-    file.
+    """A model by its name, `hf:owner/name`, or the path of a config.json, its folder or a GGUF file.
 
     `extra` is a YAML file of the user's own with more models. Raises PlanError for an unknown name (with the
     nearest ones), a file that cannot be read, and a config that lacks a field (naming it).

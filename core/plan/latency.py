@@ -213,8 +213,7 @@ class Roofline:
         return (seconds + draft.tokens * draft.cost * plain) / expected_tokens(draft.accept, draft.tokens)
 
     def prefill(self, sequences: int = 0, context: int = 0, chunk: int | None = None) -> float:
-        """Seconds to prefill one prompt while `sequences` streams decode: the time to its first token without
-        waiting.
+        """Seconds to prefill one prompt while `sequences` streams decode: TTFT without waiting.
 
         Only the tokens that are not shared are computed. `chunk` defaults to the recipe's; without one the
         prompt runs in one step.

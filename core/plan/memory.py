@@ -207,18 +207,18 @@ class Budget:
 def plan_memory(
     model: Model, device: Device, recipe: Recipe, users: int | None = None, context: int | None = None
 ) -> Memory:
-    """The memory of one device for `users` sequences (default: the recipe's smallest batch) of `context`
-    tokens.
+    """The memory of one device for `users` sequences of `context` tokens.
 
-    `context` defaults to the longest request of the recipe. Raises PlanError when it is beyond the model's
-    limit.
+    They default to the recipe's smallest batch and its longest request. Raises PlanError when the context or
+    that request is beyond the model's limit.
     """
     context = context or recipe.longest
     users = users or recipe.min_batch
     budget = Budget(model, device, recipe)
-    if context > budget.model.shape.max_context:
+    longest, limit = max(context, recipe.longest), model.shape.max_context
+    if longest > limit:
         raise PlanError(
-            f"{context:,} tokens are beyond the {budget.model.shape.max_context:,} that {model.name} takes; "
+            f"{longest:,} tokens are beyond the {limit:,} that {model.name} takes; "
             f"lower context or the recipe's prompt and output_limit"
         )
     activations, shared = budget.activation_bytes(users), budget.shared_bytes(context)

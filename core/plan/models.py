@@ -15,8 +15,7 @@ QUANTIZED = frozenset({"attention", "mlp", "experts"})
 
 @dataclass(frozen=True)
 class Matrices:
-    """`count` equal [rows, columns] matrices of one kind; `used` is the share of them that one token
-    multiplies with.
+    """`count` equal [rows, columns] matrices of one kind, of which a token uses the share `used`.
 
     Kinds: embedding (looked up only), head (also a tied embedding), attention, mlp, experts, router, vectors.
     """
@@ -35,8 +34,7 @@ class Matrices:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers that keep the same thing of a token: `vectors` vectors of `width` elements in each of `layers`
-    layers.
+    """`layers` layers that each keep `vectors` vectors of `width` elements of a token.
 
     A sliding group keeps the last `window` tokens. `read_limit` is for sparse attention, which keeps all and
     reads some. `shards` is into how many ranks the vectors can be split: key and value heads, or 1 for a

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TEMPLATE = Path(__file__).parent / "report.html.j2"
+TEMPLATE = Path(__file__).parent / "report.html.jinja"
 
 
 def roofline(plan: Plan) -> Figure:

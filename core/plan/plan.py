@@ -152,8 +152,7 @@ class Server:
         return recipe.chunk / new / self.roofline.step(load).seconds
 
     def rate(self, batch: int) -> float:
-        """Requests a second with `batch` always running: each costs its prefill and its share of `output`
-        steps.
+        """Requests a second with `batch` always running: each costs its prefill and a share of steps.
 
         Little's law, `batch = rate * time in decode`, where prefills stretch the time in decode; but never
         more than the prompts that fit into the steps.
@@ -192,7 +191,7 @@ class Server:
         return max(range(low, high + 1, max(1, (high - low) // 32)), key=self.rate)
 
     def limit(self, batch: int) -> str:
-        if batch < min(self.users, self.recipe.max_batch):
+        if batch < self.users:
             misses = self.misses(batch + 1)
             return misses[0][0] if misses else "the best rate"
         return "max_batch" if batch == self.recipe.max_batch else "memory"

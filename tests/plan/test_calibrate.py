@@ -98,7 +98,12 @@ def test_decode_steps_are_told_from_prefill() -> None:
     seen: list[list[int]] = []
     found = measure_steps(scripted(99, seen), [(1, 100), (3, 100), (16, 512)], steps=4)
     assert [(p.sequences, p.seconds) for p in found if p.sequences] == [(1, 0.01), (3, 0.03), (16, 0.16)]
-    assert all(p.context == pytest.approx(c, abs=30) for p, c in zip(found[2:], (100, 512), strict=True))
+    alone, three, sixteen = (len(seen[i]) for i in (0, 1, 4))
+    # Pairs start a step apart; the first full step does not count, the mean of the four after it does.
+    written = [1 + 1.5, (2 + 2 + 1) / 3 + 1.5, 4.5 + 1.5]
+    decodes = [p for p in found if p.sequences]
+    for point, prompt, mean in zip(decodes, (alone, three, sixteen), written, strict=True):
+        assert point.context == prompt + round(mean)
     (prefill,) = (p for p in found if p.chunk)
     assert prefill.chunk == len(seen[0])
     assert prefill.seconds == 1.0

@@ -99,6 +99,11 @@ def test_context_beyond_the_model_is_refused() -> None:
         plan_memory(load_model("mistral-7b"), load_device("h200"), load_recipe("baseline"), context=40_000)
 
 
+def test_a_request_beyond_the_model_is_refused_whatever_context_is_asked_for() -> None:
+    with pytest.raises(PlanError, match="5,120 tokens are beyond the 4,096 that llama-2-7b takes"):
+        plan_memory(load_model("llama-2-7b"), load_device("h200"), load_recipe("async_agents"), context=1000)
+
+
 @pytest.mark.parametrize(
     ("device", "recipe", "users", "context", "fix"),
     [
