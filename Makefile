@@ -9,9 +9,11 @@ SETUP := $(VENV)/.installed
 .PHONY: serve test lint types setup clean
 
 serve: setup
+	$(BIN)/python -m core.models smollm2_135m
 	$(BIN)/python -m core.serve recipe=premium_chat $(ARGS)
 
 test: lint types
+	$(BIN)/python -m core.models smollm2_135m
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: setup

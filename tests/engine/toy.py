@@ -48,7 +48,7 @@ class ToyModel:
         self.dtype, self.vocab_size, self.max_positions = torch.float32, VOCAB, max_positions
         self.tokenizer_vocab = None
         self.eos_token_ids: tuple[int, ...] = ()
-        self.weight_bytes = 0
+        self.weight_bytes, self.tokenizer_vocab = 0, None
 
     def forward(self, batch: Batch, attend: Any) -> Tensor:
         x = self.embed[batch.tokens] + self.places[batch.positions]
