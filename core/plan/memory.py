@@ -184,8 +184,11 @@ class Budget:
         return pages * page
 
     def shared_tokens(self, tokens: int) -> int:
-        """Tokens of full pages that every sequence of this length shares. Windows are not shared."""
-        return min(self.recipe.shared, tokens) // self.recipe.page * self.recipe.page
+        """Tokens of full pages that every sequence of this length shares; the last token is always its own.
+
+        Windows are not shared.
+        """
+        return min(self.recipe.shared, tokens - 1) // self.recipe.page * self.recipe.page
 
     def shared_bytes(self, tokens: int) -> float:
         shared = self.shared_tokens(tokens)

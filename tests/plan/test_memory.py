@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from core.plan import PlanError, load_device, load_model, load_recipe, plan_memory
@@ -163,6 +163,7 @@ recipes = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(SMALL_MODELS), st.sampled_from(DEVICES), recipes, contexts, contexts)
+@example("smollm2-135m", "l4", Recipe(page=16, prefix_share=0.3, prompt=54), 1, 16)
 def test_more_context_never_fits_more_users(name: str, device: str, recipe: Recipe, a: int, b: int) -> None:
     this = Budget(load_model(name), load_device(device), recipe)
     short, long = sorted((a, b))
