@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from core.types import PartFault
+
 
 class Clock:
     """Seconds spent in each seam since the start. Spans may nest; an inner one's time is not the outer one's."""
@@ -25,6 +27,15 @@ class Clock:
             elapsed = time.perf_counter() - started
             self.seconds[seam] -= self._inner.pop()
             self.add(seam, elapsed)
+
+    @contextmanager
+    def part(self, seam: str, label: str) -> Iterator[None]:
+        """A span around a call into a part: what it raises becomes a PartFault that names it."""
+        with self.span(seam):
+            try:
+                yield
+            except Exception as error:
+                raise PartFault(f"{label} raised {type(error).__name__}: {error}") from error
 
     def add(self, seam: str, elapsed: float) -> None:
         """Count a span measured elsewhere, inside the open one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
 from core.clock import Clock
@@ -39,25 +40,25 @@ class Pages:
         return self.pool.n_pages
 
     def allocate(self, n_tokens: int, upper_bound: int) -> list[int] | None:
-        with self._clock.span("kv_allocator"):
+        with self._clock.part("kv_allocator", self._label):
             pages = self.allocator.allocate(n_tokens, upper_bound=upper_bound)
         return self._taken(pages, n_tokens, 0)
 
-    def extend(self, pages: list[int], n_tokens: int) -> list[int] | None:
-        with self._clock.span("kv_allocator"):
+    def extend(self, pages: Sequence_[int], n_tokens: int) -> list[int] | None:
+        with self._clock.part("kv_allocator", self._label):
             more = self.allocator.extend(tuple(pages), n_tokens)
         return self._taken(more, n_tokens, len(pages))
 
     def share(self, pages: Iterable[int]) -> None:
         pages = list(pages)
-        with self._clock.span("kv_allocator"):
+        with self._clock.part("kv_allocator", self._label):
             self.allocator.share(pages)
         for page in pages:
             self.references[page] += 1
 
     def free(self, pages: Iterable[int]) -> None:
         pages = list(pages)
-        with self._clock.span("kv_allocator"):
+        with self._clock.part("kv_allocator", self._label):
             self.allocator.free(pages)
         for page in pages:
             self.references[page] -= 1
@@ -66,6 +67,8 @@ class Pages:
     def _taken(self, pages: list[int] | None, n_tokens: int, had: int) -> list[int] | None:
         if pages is None:
             return None
+        if not isinstance(pages, list):
+            raise PartFault(f"{self._label} returned a {type(pages).__name__} where a list of pages belongs")
         if (had + len(pages)) * self.page_size < n_tokens:
             raise PartFault(f"{self._label} gave {had + len(pages)} pages where {n_tokens} tokens need more")
         for page in pages:
@@ -166,7 +169,7 @@ class Memory:
         if table.start or not n_full:
             return
         salt, tokens = seq.request.cache_salt, seq.tokens[: n_full * self.page_size]
-        with self._clock.span("prefix_cache"):
+        with self._clock.part("prefix_cache", self._cache_label):
             insertion = self.cache.insert(tokens, table.pages[:n_full], salt)
         self._adopt(seq, insertion.adopted, n_full)
         self._use_cached_twins(seq, self._checked(insertion.match, tokens, salt))
@@ -279,7 +282,7 @@ class Memory:
         if seq.request.params.prompt_logprobs is not None or self._most_pages(seq) < 1:
             return Match(())
         salt = seq.request.cache_salt
-        with self._clock.span("prefix_cache"):
+        with self._clock.part("prefix_cache", self._cache_label):
             match = self.cache.match(seq.tokens, salt)
         self._checked(match, seq.tokens, salt)
         for page in match.pages:
@@ -398,7 +401,7 @@ class Memory:
     def _evict(self, n_pages: int) -> int:
         if not self.cache.n_pages:
             return 0
-        with self._clock.span("prefix_cache"):
+        with self._clock.part("prefix_cache", self._cache_label):
             gone = self.cache.evict(n_pages)
         for page in gone:
             entry = self.cached.pop(page, None)
@@ -472,6 +475,8 @@ class Memory:
 
     def _checked(self, match: Match, tokens: list[int], salt: str) -> Match:
         """PartFault unless every page of the match is cached for these very tokens under this salt."""
+        if not isinstance(match, Match):
+            raise PartFault(f"{self._cache_label} returned a {type(match).__name__} where a Match belongs")
         for page, digest in zip(match.pages, self._digests(tokens, len(match.pages), salt), strict=True):
             entry = self.cached.get(page)
             if entry is None or entry.digest != digest:
@@ -489,13 +494,13 @@ class Memory:
         references alone, or a lock would keep pages behind the window."""
         if self.groups[0].window is not None:
             return
-        with self._clock.span("prefix_cache"):
+        with self._clock.part("prefix_cache", self._cache_label):
             self.cache.lock(match)
         self._unlock(seq)
         seq.match = match
 
     def _unlock(self, seq: Sequence) -> None:
         if seq.match is not None:
-            with self._clock.span("prefix_cache"):
+            with self._clock.part("prefix_cache", self._cache_label):
                 self.cache.unlock(seq.match)
             seq.match = None

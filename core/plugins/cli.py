@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         help="this level only, 0 to 4; may be given several times",
     )
     checked.add_argument("options", nargs="*", metavar="KEY=VALUE", help="options to build the part with")
+    matrix = command("matrix", _matrix, "which of our parts work together, as Markdown", json=False)
+    matrix.add_argument("--write", action="store_true", help="write core/plugins/COMPATIBILITY.md")
     new = command("new", _new, "write a complete distribution with a part that works, to start from", json=False)
     new.add_argument("seam", choices=list(SEAMS), metavar="SEAM", help=", ".join(SEAMS))
     new.add_argument("name", metavar="NAME", help="the part's name in recipes")
@@ -208,6 +210,18 @@ def _new(given: argparse.Namespace) -> int:
 
     folder = create(given.seam, given.name, given.into)
     print(f"wrote {folder}\n\n  pip install -e {folder}\n  python -m core.plugins check {given.seam}.{given.name}")
+    return 0
+
+
+def _matrix(given: argparse.Namespace) -> int:
+    from core.plugins.matrix import PAGE, page
+
+    text = page(Registry())
+    if given.write:
+        PAGE.write_text(text)
+        print(f"wrote {PAGE}")
+    else:
+        print(text, end="")
     return 0
 
 
