@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "products.h"
+#include "rows.h"
 
 #define CHUNK 64
 #define GROUPS (CHUNK / BLOCK)
@@ -36,6 +37,9 @@ struct attn_plan {
     float *partial;
     _Alignas(64) atomic_int next;
 };
+
+/* of one chunk of a tile: max and sum of each row, then the outputs */
+static int64_t partial_floats(int n_rows, int ov) { return 2 * round_up(n_rows, BLOCK) + (int64_t)n_rows * ov; }
 
 static int64_t first_key(const pw_attn *a, int seq, int64_t pos) {
     int64_t lo = a->kv_start[seq];
@@ -90,7 +94,7 @@ attn_plan *plan_attention(const pw_attn *a, int n_kv_heads, int dv, int n_thread
                 for (int64_t j = 0; j < items; j++)
                     p->items[p->n_items++] = (item_info){p->n_tiles, (int32_t)(from + (to - from) * j / items),
                                                          (int32_t)(from + (to - from) * (j + 1) / items)};
-                if (items > 1) p->partial_floats += (to - from) * tokens * group * (p->ov + 2);
+                if (items > 1) p->partial_floats += (to - from) * partial_floats((int)tokens * group, p->ov);
                 p->n_tiles++;
             }
         }
@@ -106,6 +110,7 @@ typedef struct {
     int lo, hi;    /* lanes in use by some row of the tile */
     const char *k_row[CHUNK], *v_row[CHUNK];
     const int8_t *kc[GROUPS], *vc[GROUPS];
+    const uint16_t *ks[GROUPS], *vs[GROUPS];
     float k_scale[CHUNK], v_scale[CHUNK];
 } chunk_view;
 
@@ -193,6 +198,14 @@ static void locate_rows(const reader *r, chunk_view *c) {
     for (int i = c->hi; i < CHUNK; i++) c->k_row[i] = c->k_row[c->hi - 1], c->v_row[i] = c->v_row[c->hi - 1];
 }
 
+static void load_scales(chunk_view *c) {
+    for (int g = c->lo / BLOCK; g * BLOCK < c->hi; g++)
+        for (int i = 0; i < BLOCK; i += VL) {
+            vstore(c->k_scale + g * BLOCK + i, vhalf(c->ks[g] + i));
+            vstore(c->v_scale + g * BLOCK + i, vhalf(c->vs[g] + i));
+        }
+}
+
 /* fills kt, and v too where the values cannot be used in place */
 static void load_numbers(const reader *r, const chunk_view *c, const chunk_view *next, float *kt, float *v, const float **v_used) {
     const pw_kv *kv = r->kv;
@@ -216,11 +229,10 @@ static void locate_codes(const reader *r, chunk_view *c) {
         int64_t page = page_of(r, slot), at = first + slot % kv->page_size;
         c->kc[g] = (const int8_t *)kv->k + page * kv->k_page + at * k_wide;
         c->vc[g] = (const int8_t *)kv->v + page * kv->v_page + at * v_wide;
-        const uint16_t *ks = kv->k_scale + page * kv->k_scale_page + at, *vs = kv->v_scale + page * kv->v_scale_page + at;
-        for (int i = 0; i < BLOCK; i += VL) {
-            vstore(c->k_scale + g * BLOCK + i, vhalf(ks + i));
-            vstore(c->v_scale + g * BLOCK + i, vhalf(vs + i));
-        }
+        c->ks[g] = kv->k_scale + page * kv->k_scale_page + at;
+        c->vs[g] = kv->v_scale + page * kv->v_scale_page + at;
+        _mm_prefetch((const char *)c->ks[g], _MM_HINT_T0);
+        _mm_prefetch((const char *)c->vs[g], _MM_HINT_T0);
         for (int64_t i = 0; i < BLOCK * k_wide; i += 64) _mm_prefetch((const char *)c->kc[g] + i, _MM_HINT_T1);
         for (int64_t i = 0; i < BLOCK * v_wide; i += 64) _mm_prefetch((const char *)c->vc[g] + i, _MM_HINT_T1);
     }
@@ -292,44 +304,51 @@ AI void values_codes(const int32_t *p, const float *p_scale, const chunk_view *c
     }
 }
 
-/* weights times the values' scales as 15-bit numbers, a scale a row */
-static void quantize_weights(const float *p, const chunk_view *c, int n, int16_t *codes, float *scale) {
-    for (int m = 0; m < n; m++) {
-        float row[CHUNK];
-        vf most = vset(0);
-        for (int i = 0; i < CHUNK; i += VL) {
-            vf x = vkeep(vmul(vload(p + m * CHUNK + i), vload(c->v_scale + i)), vset(0), i, c->lo, c->hi);
-            most = vmax(most, x);
-            vstore(row + i, x);
-        }
-        float top = vhmax(most), inverse = top > 0 ? P_LIMIT / top : 0;
-        scale[m] = top / P_LIMIT;
-        for (int i = 0; i < CHUNK; i += VL)
-            store16(codes + m * CHUNK + i, vcvti(vmin(vmul(vload(row + i), vset(inverse)), vset(P_LIMIT))));
-    }
-}
+#define CHUNK_VECTORS (CHUNK / VL)
 
-/* scores to weights in place: exp(score - max) within [lo, hi), 0 elsewhere */
-static void softmax_row(float *s, int lo, int hi, float softcap, float *row_max, float *row_sum) {
-    vf most = vset(-INFINITY), sum = vset(0);
-    for (int i = 0; i < CHUNK; i += VL) {
-        vf x = vload(s + i);
+/* Scores to weights in place: exp(score - max) within lanes [lo, hi), 0 elsewhere; `full` says that all lanes are in.
+ * With codes the weights, times the values' scales, become 15-bit numbers with one scale instead. */
+AI void softmax_part(float *s, int lo, int hi, float softcap, float *row_max, float *row_sum, const chunk_view *c,
+                     int16_t *p, float *p_scale, const int full) {
+    vf x[CHUNK_VECTORS], most = vset(-INFINITY), sum = vset(0);
+    UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) {
+        x[i] = vload(s + i * VL);
         if (softcap > 0) { /* cap * tanh(x / cap) */
-            vf e = vexp(vmul(x, vset(2.0f / softcap)));
-            x = vmul(vset(softcap), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f)))));
+            vf e = vexp(vmul(x[i], vset(2.0f / softcap)));
+            x[i] = vmul(vset(softcap), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f)))));
         }
-        x = vkeep(x, vset(-INFINITY), i, lo, hi);
-        most = vmax(most, x);
-        vstore(s + i, x);
+        if (!full) x[i] = vkeep(x[i], vset(-INFINITY), i * VL, lo, hi);
+        most = vmax(most, x[i]);
     }
     vf top = vset(vhmax(most));
-    for (int i = 0; i < CHUNK; i += VL) {
-        vf e = vkeep(vexp(vsub(vload(s + i), top)), vset(0), i, lo, hi);
-        sum = vadd(sum, e);
-        vstore(s + i, e);
+    UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) {
+        x[i] = vexp(vsub(x[i], top));
+        if (!full) x[i] = vkeep(x[i], vset(0), i * VL, lo, hi);
+        sum = vadd(sum, x[i]);
     }
-    *row_max = vhmax(top);
+    vstore(s, top);
+    *row_max = s[0];
     *row_sum = vhsum(sum);
+    if (p == NULL) {
+        UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) vstore(s + i * VL, x[i]);
+        return;
+    }
+    vf largest = vset(0);
+    UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) {
+        x[i] = vmul(x[i], vload(c->v_scale + i * VL));
+        if (!full) x[i] = vkeep(x[i], vset(0), i * VL, lo, hi);
+        largest = vmax(largest, x[i]);
+    }
+    float size = vhmax(largest), inverse = size > 0 ? P_LIMIT / size : 0;
+    *p_scale = size / P_LIMIT;
+    UNROLL for (int i = 0; i < CHUNK_VECTORS; i++)
+        store16(p + i * VL, vcvti(vmin(vmul(x[i], vset(inverse)), vset(P_LIMIT))));
+}
+
+static void softmax_row(float *s, int lo, int hi, float softcap, float *row_max, float *row_sum, const chunk_view *c,
+                        int16_t *p, float *p_scale) {
+    if (lo == 0 && hi == CHUNK) softmax_part(s, lo, hi, softcap, row_max, row_sum, c, p, p_scale, 1);
+    else softmax_part(s, lo, hi, softcap, row_max, row_sum, c, p, p_scale, 0);
 }
 
 /* ---- one tile ---- */
@@ -389,13 +408,11 @@ static void pack_queries(tile_work *w, const float *q, int64_t ldq, float scale)
                 for (int d = 0; d < w->dk; d++) to[(int64_t)d * mt] = row[d] * scale;
                 continue;
             }
-            float most = 0;
-            for (int d = 0; d < w->dk; d++) most = fmaxf(most, fabsf(row[d]));
-            float inverse = most > 0 ? Q_LIMIT / most : 0;
-            w->q_scale[slot + m] = most / Q_LIMIT * scale;
-            int16_t *to = (int16_t *)w->q + (slot * w->dk_steps + m) * 2;
-            for (int d = 0; d < 2 * w->dk_steps; d++)
-                to[(int64_t)d / 2 * mt * 2 + d % 2] = d < w->dk ? (int16_t)lrintf(row[d] * inverse) : 0;
+            float padded[2 * w->dk_steps];
+            memcpy(padded, row, (size_t)w->dk * sizeof(float));
+            for (int d = w->dk; d < 2 * w->dk_steps; d++) padded[d] = 0;
+            int32_t *to = (int32_t *)w->q + slot * w->dk_steps + m;
+            w->q_scale[slot + m] = put_pairs(padded, 2 * w->dk_steps, Q_LIMIT, to, mt) * scale;
         }
     }
 }
@@ -416,9 +433,9 @@ static void chunk_rows(tile_work *w, const pw_attn *a, const chunk_view *c, int 
                    (int)round_up(hi, 2 * VL));
     }
     for (int m = 0; m < n; m++)
-        softmax_row(w->s + m * CHUNK, row_lo[m], row_hi[m], a->softcap, row_max + m, row_sum + m);
+        softmax_row(w->s + m * CHUNK, row_lo[m], row_hi[m], a->softcap, row_max + m, row_sum + m, c,
+                    w->codes ? w->p + m * CHUNK : NULL, w->p_scale + m);
     if (w->codes) {
-        quantize_weights(w->s, c, n, w->p, w->p_scale);
         const int32_t *p = (const int32_t *)w->p;
         int dv = (int)int8_width(w->dv);
 #define CALL(M) values_codes(p, w->p_scale, c, g_from, g_to, dv, w->ov, w->oc, M)
@@ -429,20 +446,31 @@ static void chunk_rows(tile_work *w, const pw_attn *a, const chunk_view *c, int 
     }
 }
 
-static void fold(float *m, float *l, float *o, float m2, float l2, const float *o2, int ov) {
-    if (m2 == -INFINITY) return;
-    float top = fmaxf(*m, m2);
-    float keep = *m == -INFINITY ? 0 : exp1(*m - top), add = exp1(m2 - top);
-    *m = top;
-    *l = *l * keep + l2 * add;
-    for (int d = 0; d < ov; d += VL)
-        vstore(o + d, vfma(vload(o2 + d), vset(add), vmul(vload(o + d), vset(keep))));
+/* (m, l, o) of n rows and of one more chunk of theirs, together; a chunk that a row does not see has max -inf */
+static void fold(int n, float *m, float *l, float *o, const float *m2, const float *l2, const float *o2, int ov) {
+    float top[BLOCK] = {0}, keep[BLOCK] = {0}, add[BLOCK] = {0};
+    for (int r = 0; r < n; r++) {
+        top[r] = m2[r] > m[r] ? m2[r] : m[r];
+        keep[r] = m[r] - top[r];
+        add[r] = m2[r] - top[r];
+    }
+    for (int i = 0; i < BLOCK; i += VL) {
+        vstore(keep + i, vexp(vload(keep + i)));
+        vstore(add + i, vexp(vload(add + i)));
+    }
+    for (int r = 0; r < n; r++, o += ov, o2 += ov) {
+        if (m2[r] == -INFINITY) continue;
+        m[r] = top[r];
+        l[r] = l[r] * keep[r] + l2[r] * add[r];
+        vf x = vset(keep[r]), y = vset(add[r]);
+        for (int d = 0; d < ov; d += VL) vstore(o + d, vfma(vload(o2 + d), y, vmul(vload(o + d), x)));
+    }
 }
 
 static void finish_row(const pw_attn *a, int head, float m, float l, const float *o, int dv, float *out) {
     float keep = 1;
     if (a->sinks != NULL) {
-        float sink = a->sinks[head], top = fmaxf(m, sink);
+        float sink = a->sinks[head], top = m > sink ? m : sink;
         keep = m == -INFINITY ? 0 : exp1(m - top);
         l = l * keep + exp1(sink - top);
     }
@@ -484,7 +512,7 @@ static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const floa
     pack_queries(w, q + (a->query_start[t->seq] + t->first) * ldq + (int64_t)t->head * p->group * kv->dk, ldq, a->scale);
     clear_state(w);
     int64_t pos = first_position(a, t->seq) + t->first;
-    float *partial = p->partial + t->partial;
+    int64_t padded = round_up(w->n_rows, BLOCK), stride = partial_floats(w->n_rows, w->ov);
     chunk_view views[2];
     locate(&r, &views[item->chunk_from % 2], item->chunk_from, pos, t->n_tokens);
     for (int64_t chunk = item->chunk_from; chunk < item->chunk_to; chunk++) {
@@ -493,8 +521,9 @@ static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const floa
             next = &views[(chunk + 1) % 2];
             locate(&r, next, chunk + 1, pos, t->n_tokens);
         }
-        if (!w->codes) load_numbers(&r, c, next, w->kt, w->v, w->v_used);
-        float *place = partial + (chunk - t->chunk_from) * w->n_rows * (w->ov + 2);
+        if (w->codes) load_scales(c);
+        else load_numbers(&r, c, next, w->kt, w->v, w->v_used);
+        float *part = p->partial + t->partial + (chunk - t->chunk_from) * stride;
         for (int i = 0; i < w->rows.n_tiles; i++) {
             int start = (int)tile_start(&w->rows, i), n = tile_count(&w->rows, i);
             int row_lo[MT_MAX], row_hi[MT_MAX], lo = CHUNK, hi = 0;
@@ -503,32 +532,28 @@ static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const floa
                 int64_t at = pos + (start + m) / p->group;
                 row_lo[m] = (int)min64(CHUNK, max64(c->lo, first_key(a, t->seq, at) - c->start));
                 row_hi[m] = (int)max64(0, min64(c->hi, at + 1 - c->start));
-                row_max[m] = -INFINITY;
                 lo = row_lo[m] < lo ? row_lo[m] : lo;
                 hi = row_hi[m] > hi ? row_hi[m] : hi;
             }
             if (lo < hi) chunk_rows(w, a, c, i, lo, hi, row_lo, row_hi, row_max, row_sum);
-            for (int m = 0; m < n; m++) {
-                float *o = w->oc + (int64_t)m * w->ov;
+            for (int m = 0; m < n; m++)
                 if (row_lo[m] >= row_hi[m]) row_max[m] = -INFINITY;
-                if (t->n_items == 1) {
-                    fold(&w->m[start + m], &w->l[start + m], w->o + (int64_t)(start + m) * w->ov, row_max[m], row_sum[m], o, w->ov);
-                } else {
-                    float *to = place + (int64_t)(start + m) * (w->ov + 2);
-                    to[0] = row_max[m];
-                    to[1] = row_sum[m];
-                    if (row_max[m] != -INFINITY) memcpy(to + 2, o, (size_t)w->ov * sizeof(float));
-                }
+            if (t->n_items == 1) {
+                fold(n, w->m + start, w->l + start, w->o + (int64_t)start * w->ov, row_max, row_sum, w->oc, w->ov);
+                continue;
             }
+            memcpy(part + start, row_max, (size_t)n * sizeof(float));
+            memcpy(part + padded + start, row_sum, (size_t)n * sizeof(float));
+            memcpy(part + 2 * padded + (int64_t)start * w->ov, w->oc, (size_t)n * w->ov * sizeof(float));
         }
     }
     if (t->n_items > 1) {
         if (atomic_fetch_sub(&p->open[item->tile], 1) != 1) return;
-        for (int64_t chunk = 0; chunk < t->chunk_to - t->chunk_from; chunk++)
-            for (int row = 0; row < w->n_rows; row++) {
-                const float *from = partial + (chunk * w->n_rows + row) * (w->ov + 2);
-                fold(&w->m[row], &w->l[row], w->o + (int64_t)row * w->ov, from[0], from[1], from + 2, w->ov);
-            }
+        const float *part = p->partial + t->partial;
+        for (int64_t chunk = t->chunk_from; chunk < t->chunk_to; chunk++, part += stride)
+            for (int start = 0; start < w->n_rows; start += BLOCK)
+                fold((int)min64(BLOCK, w->n_rows - start), w->m + start, w->l + start, w->o + (int64_t)start * w->ov, part + start,
+                     part + padded + start, part + 2 * padded + (int64_t)start * w->ov, w->ov);
     }
     write_tile(w, p, a, t, kv->dv, out, ldo);
 }

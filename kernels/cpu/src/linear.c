@@ -43,28 +43,6 @@ void act_init(activations *a, int kind, int64_t rows, int64_t k, void *memory) {
     a->sum = (float *)((char *)a->scale + round_up(slots * (a->k / GROUP) * 4, 64));
 }
 
-static float row_top(const float *x, int64_t n) {
-    vf most = vset(0);
-    int64_t i = 0;
-    for (; i + VL <= n; i += VL) most = vmax(most, vabs(vload(x + i)));
-    float top = vhmax(most);
-    for (; i < n; i++) top = fmaxf(top, fabsf(x[i]));
-    return top;
-}
-
-static void put_int16(activations *a, int64_t slot, int m, int mt, const float *row) {
-    float top = row_top(row, a->k), inverse = top > 0 ? A_LIMIT / top : 0;
-    a->scale[slot + m] = top / A_LIMIT;
-    int32_t *to = (int32_t *)a->codes + slot * a->k / 2 + m;
-    for (int64_t i = 0; i < a->k; i += VL) {
-        int16_t codes[VL];
-        int32_t pairs[VL / 2];
-        store16(codes, vcvti(vmul(vload(row + i), vset(inverse))));
-        memcpy(pairs, codes, sizeof(codes));
-        for (int j = 0; j < VL / 2; j++) to[(i / 2 + j) * mt] = pairs[j];
-    }
-}
-
 static void put_int8(activations *a, int64_t slot, int m, int mt, const float *row) {
     int32_t *to = (int32_t *)a->codes + slot * a->k / 4 + m;
     for (int64_t g = 0; g < a->k / GROUP; g++) {
@@ -99,7 +77,7 @@ void act_put(activations *a, int64_t r, const float *row, int64_t n) {
         row = padded;
     }
     if (a->kind == A_INT16) {
-        put_int16(a, slot, m, mt, row);
+        a->scale[slot + m] = put_pairs(row, a->k, A_LIMIT, (int32_t *)a->codes + slot * a->k / 2 + m, mt);
     } else if (a->kind == A_INT8) {
         put_int8(a, slot, m, mt, row);
     } else {

@@ -38,27 +38,32 @@ void rope_row(float *x, const float *cos, const float *sin, int64_t rot) {
     }
 }
 
-/* half-precision scale and the factor that makes codes of it */
-static uint16_t code_scale(const float *x, int64_t n, float *inverse) {
-    float top = 0;
-    for (int64_t i = 0; i < n; i++) top = fmaxf(top, fabsf(x[i]));
-    uint16_t half = float_to_half(fminf(fmaxf(top / 127.0f, 6e-8f), 65504.0f));
-    *inverse = 1.0f / half_to_float(half);
+/* codes of -127..127, zeros up to the padded width, and their scale in half precision */
+static uint16_t make_codes(const float *x, int64_t n, int8_t *codes) {
+    float size = row_top(x, n) / 127.0f;
+    uint16_t half = float_to_half(size < 6e-8f ? 6e-8f : size > 65504.0f ? 65504.0f : size);
+    vf inverse = vset(1.0f / half_to_float(half));
+    for (int64_t i = 0; i < n; i += VL) {
+        float part[VL] = {0};
+        memcpy(part, x + i, (size_t)min64(VL, n - i) * sizeof(float));
+        vf scaled = vmul(vload(part), inverse);
+        store8(codes + i, vcvti(vmin(vmax(scaled, vset(-127.0f)), vset(127.0f))));
+    }
     return half;
 }
 
-static int8_t code_of(float x) { return (int8_t)lrintf(fminf(fmaxf(x, -127.0f), 127.0f)); }
-
 static void put_codes(const pw_kv *kv, int64_t page, int64_t offset, int head, const float *k, const float *v) {
-    float inverse;
-    int64_t wide = int8_width(kv->dk), group = offset / BLOCK, lane = offset % BLOCK, at = head * (int64_t)kv->page_size + offset;
-    int8_t *codes = (int8_t *)kv->k + page * kv->k_page + (head * (int64_t)kv->page_size + group * BLOCK) * wide + lane * 2;
-    kv->k_scale[page * kv->k_scale_page + at] = code_scale(k, kv->dk, &inverse);
-    for (int64_t d = 0; d < wide; d++) codes[d / 2 * 2 * BLOCK + d % 2] = d < kv->dk ? code_of(k[d] * inverse) : 0;
-    wide = int8_width(kv->dv);
-    codes = (int8_t *)kv->v + page * kv->v_page + (head * (int64_t)kv->page_size + group * BLOCK) * wide + lane / 2 * 2 * BLOCK + lane % 2;
-    kv->v_scale[page * kv->v_scale_page + at] = code_scale(v, kv->dv, &inverse);
-    for (int64_t d = 0; d < wide; d++) codes[d / BLOCK * BLOCK * BLOCK + d % BLOCK * 2] = d < kv->dv ? code_of(v[d] * inverse) : 0;
+    int64_t k_wide = int8_width(kv->dk), v_wide = int8_width(kv->dv), lane = offset % BLOCK;
+    int64_t at = head * (int64_t)kv->page_size + offset, group = at - lane;
+    int8_t codes[max64(k_wide, v_wide) + VL];
+    memset(codes, 0, sizeof(codes));
+    kv->k_scale[page * kv->k_scale_page + at] = make_codes(k, kv->dk, codes);
+    int8_t *to = (int8_t *)kv->k + page * kv->k_page + group * k_wide + lane * 2;
+    for (int64_t d = 0; d < k_wide; d += 2) memcpy(to + d * BLOCK, codes + d, 2);
+    memset(codes, 0, sizeof(codes));
+    kv->v_scale[page * kv->v_scale_page + at] = make_codes(v, kv->dv, codes);
+    to = (int8_t *)kv->v + page * kv->v_page + group * v_wide + lane / 2 * 2 * BLOCK + lane % 2;
+    for (int64_t d = 0; d < v_wide; d++) to[d / BLOCK * BLOCK * BLOCK + d % BLOCK * 2] = codes[d];
 }
 
 static void put_numbers(int format, void *base, int64_t at, const float *x, int64_t n) {

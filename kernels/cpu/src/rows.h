@@ -14,4 +14,26 @@ AI vf gate_vector(vf x, int gelu) {
     return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0), u))));
 }
 
+AI float row_top(const float *x, int64_t n) {
+    vf most = vset(0);
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) most = vmax(most, vabs(vload(x + i)));
+    float top = vhmax(most);
+    for (; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
+    return top;
+}
+
+/* n numbers as codes of 16 bits up to `limit`, in pairs `stride` apart; returns their scale. n: a multiple of 16. */
+AI float put_pairs(const float *x, int64_t n, float limit, int32_t *to, int64_t stride) {
+    float top = row_top(x, n), inverse = top > 0 ? limit / top : 0;
+    for (int64_t i = 0; i < n; i += VL) {
+        int16_t codes[VL];
+        int32_t pairs[VL / 2];
+        store16(codes, vcvti(vmul(vload(x + i), vset(inverse))));
+        memcpy(pairs, codes, sizeof(codes));
+        for (int j = 0; j < VL / 2; j++) to[(i / 2 + j) * stride] = pairs[j];
+    }
+    return top / limit;
+}
+
 #endif

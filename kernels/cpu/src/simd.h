@@ -147,8 +147,12 @@ AI void store8(int8_t *p, vi a) {
 #endif
 
 AI void fma1(vf *sum, vf x, const float *y) {
+#ifdef PW_AVX512
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(x), "m"(*y));
+#else
     vf t;
     __asm__("vbroadcastss %3, %1\n\tvfmadd231ps %1, %2, %0" : "+v"(*sum), "=&v"(t) : "v"(x), "m"(*y));
+#endif
 }
 AI void fma2(vf *s0, vf *s1, vf x0, vf x1, const float *y) {
     vf t;
@@ -159,10 +163,13 @@ AI void fma2(vf *s0, vf *s1, vf x0, vf x1, const float *y) {
 
 /* sums of pairs: 16-bit y times 16-bit w */
 AI void dp16x1(vi *sum, vi w, const int32_t *y) {
+#if defined(PW_VNNI) && defined(PW_AVX512)
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(w), "m"(*y));
+#elif defined(PW_VNNI)
     vi t;
-#ifdef PW_VNNI
     __asm__("vpbroadcastd %3, %1\n\t" VEX "vpdpwssd %1, %2, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
 #else
+    vi t;
     __asm__("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
 #endif
 }
@@ -181,10 +188,13 @@ AI void dp16x2(vi *s0, vi *s1, vi w0, vi w1, const int32_t *y) {
 }
 /* unsigned 4-bit w times signed 8-bit y: sums of four in 32 bits with VNNI, else of two in 16 bits */
 AI void dp8x1(vi *sum, vi w, const int32_t *y) {
+#if defined(PW_VNNI) && defined(PW_AVX512)
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(w), "m"(*y));
+#elif defined(PW_VNNI)
     vi t;
-#ifdef PW_VNNI
     __asm__("vpbroadcastd %3, %1\n\t" VEX "vpdpbusd %1, %2, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
 #else
+    vi t;
     __asm__("vpbroadcastd %3, %1\n\tvpmaddubsw %1, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(*sum), "=&v"(t) : "v"(w), "m"(*y));
 #endif
 }
