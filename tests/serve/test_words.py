@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from core.compose import compose, compose_words
+from core.serve.__main__ import main
 from core.serve.run import show
 from core.types import PartwiseError
 
@@ -98,3 +99,10 @@ def test_the_recipe_is_shown_without_its_secret(capsys: pytest.CaptureFixture[st
     assert "hush" not in text
     assert (shown["name"], shown["server"]["port"], shown["scheduler"]["name"]) == ("async_agents", 8001, "continuous")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_starts_nothing(capsys: pytest.CaptureFixture[str]):
+    assert main(["recipe=premium_chat", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "python -m core.serve" in text
+    assert "server.port" in text
