@@ -16,6 +16,7 @@ from core.hooks import OBSERVER_GROUP, Observers
 from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
 from core.kv import LayerKV, Pool, page_bytes, pool_sizes, shared_bytes
 from core.memory import Memory, Pages
+from core.plugins.twins import TWINS
 from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
 from core.registry import Registry, near
 from core.runner import Attend, Runner
@@ -183,7 +184,8 @@ def _observers(recipe: Recipe) -> Observers:
 
 
 def _build(registry: Registry, part: Chosen, context: BuildContext) -> Any:
-    return registry.build(part.seam, part.info.name, part.options, context)
+    built = registry.build(part.seam, part.info.name, part.options, context)
+    return TWINS[part.seam](built) if part.books_only else built
 
 
 def _label(part: Chosen) -> str:

@@ -41,6 +41,8 @@ from core.types import (
 log = logging.getLogger("partwise")
 
 STALL_SECONDS = 5.0
+STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv")
+"""Whose code runs while the model computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,12 @@ class Engine:
         try:
             with self.clock.span("scheduler"):
                 plan = self.scheduler.plan(Queues(self.waiting, self.running), self.limits.budget, _Verbs(self))
+            if not isinstance(plan, Plan):
+                raise PartFault(f"returned a {type(plan).__name__} where a Plan belongs")
+            rows = self._checked_rows(plan)
         except Exception as error:
             self._fault_all("scheduler", error)
             return []
-        rows = self._checked_rows(plan)
         if rows:
             self._progress_at = time.monotonic()
         elif time.monotonic() - self._progress_at > STALL_SECONDS:
@@ -186,13 +190,13 @@ class Engine:
         try:
             batch = self.runner.prepare(rows)
             with self.clock.span("model"):
-                hidden = self.runner.forward(batch)
-                logits = self.runner.logits(hidden[batch.logit_rows])
+                hidden, logits = self.runner.run(batch)
             with self.clock.span("sampling"):
                 prompt_logprobs, verified = self._verify(rows, logits[:, : self.limits.vocab_size])
         except Exception as error:
             if len(rows) == 1:
-                self._fail(rows[0].seq, self._told("the model's step", error))
+                parts = ", ".join(self.labels[seam] for seam in STEP_SEAMS)
+                self._fail(rows[0].seq, self._told(f"the model's step ({parts})", error))
                 return
             log.warning("a step of %d sequences failed (%s); trying each alone", len(rows), error)
             for row in rows:
@@ -209,7 +213,9 @@ class Engine:
         self, rows: list[Row], logits: Tensor
     ) -> tuple[dict[str, list[TokenLogprob]], dict[str, tuple[Verified, list[TokenLogprob]]]]:
         prompt: dict[str, list[TokenLogprob]] = {}
-        sampled, lines, line = [], [], 0
+        sampled: list[Row] = []
+        lines: list[int] = []
+        line = 0
         for row in rows:
             if row.prompt_rows:
                 prompt[row.seq.id] = self._prompt_logprobs(row, logits[line : line + row.prompt_rows])
@@ -286,17 +292,17 @@ class Engine:
         """The plan's rows; a sequence whose item breaks the contract ends."""
         rows: dict[str, Row] = {}
         total = 0
-        for item in getattr(plan, "items", ()):
+        for item in plan.items:
             seq = self._find(item.id)
             if seq is None or seq.state is not State.RUNNING:
                 log.error("%s planned %r, which is not running", self.labels["scheduler"], item.id)
                 continue
-            total += item.n_tokens
-            fault = self._item_fault(seq, item.n_tokens, item.id in rows, total)
+            fault = self._item_fault(seq, item.n_tokens, item.id in rows, total + item.n_tokens)
             if fault:
                 rows.pop(seq.id, None)
                 self._fail(seq, f"{self.labels['scheduler']} {fault}")
                 continue
+            total += item.n_tokens
             n_known = min(item.n_tokens, seq.remaining)
             rows[seq.id] = Row(seq, n_known, _cut(seq.draft, item.n_tokens - n_known))
         return list(rows.values())
@@ -479,27 +485,27 @@ class Engine:
         )
 
     def _leave(self, seq: Seq) -> None:
-        queue = {State.WAITING: self.waiting, State.RUNNING: self.running}.get(seq.state)
-        known = queue is not None and seq in queue
-        if known:
-            queue.remove(seq)
+        queue = self.running if seq.state is State.RUNNING else self.waiting
+        queued = seq in queue
         seq.state = State.ENDED
-        if known:
+        if queued:
+            queue.remove(seq)
             self._guarded(self.labels["scheduler"], lambda: self.scheduler.removed(seq))
         self._forget(seq)
-        siblings = self._groups[seq.request.id]
+        self._leave_siblings(seq)
+
+    def _leave_siblings(self, seq: Seq) -> None:
+        """If the choice that was to compute the prompt for the others has ended, the next one takes its place."""
+        id = seq.request.id
+        unforked = [s for s in self._unforked.pop(id, ()) if s is not seq]
+        siblings = self._groups[id]
         siblings.remove(seq)
-        unforked = self._unforked.get(seq.request.id, [])
-        if seq in unforked:
-            unforked.remove(seq)
-        elif unforked and not any(s.state is not State.ENDED for s in siblings if s not in unforked):
-            first, *rest = unforked
-            self._unforked[seq.request.id] = rest
-            self._wait(first)
-        if not unforked or not self._unforked.get(seq.request.id):
-            self._unforked.pop(seq.request.id, None)
+        if unforked and len(unforked) == len(siblings):
+            self._wait(unforked.pop(0))
+        if unforked:
+            self._unforked[id] = unforked
         if not siblings:
-            del self._groups[seq.request.id]
+            del self._groups[id]
 
     def _give_back(self, seq: Seq) -> None:
         """Free the pages of a sequence; whole computed ones stay cached."""

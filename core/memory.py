@@ -171,15 +171,21 @@ class Memory:
         salt, tokens = seq.request.cache_salt, seq.tokens[: n_full * self.page_size]
         with self._clock.part("prefix_cache", self._cache_label):
             insertion = self.cache.insert(tokens, table.pages[:n_full], salt)
+            self.cache.prioritize(insertion.match, seq.priority)
         self._adopt(seq, insertion.adopted, n_full)
         self._use_cached_twins(seq, self._checked(insertion.match, tokens, salt))
         self._lock(seq, insertion.match)
 
     def cached_tokens(self, seq: Sequence) -> int:
-        """Tokens of a waiting sequence that admission would find computed."""
+        """Tokens of a waiting sequence that admission would find computed, at most: a window may need more pages than
+        are left of it."""
         if seq.id in self.forks:
             return seq.num_computed
-        return self._usable(self._match(seq), self._most_pages(seq)) * self.page_size
+        if not self._may_match(seq):
+            return 0
+        with self._clock.part("prefix_cache", self._cache_label):
+            cached = self.cache.peek(seq.tokens, seq.request.cache_salt)
+        return min(cached, self._most_pages(seq) * self.page_size)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a waiting choice share all that `parent` computed of their common prompt."""
@@ -279,7 +285,7 @@ class Memory:
             pages.share(table.pages)
 
     def _match(self, seq: Sequence) -> Match:
-        if seq.request.params.prompt_logprobs is not None or self._most_pages(seq) < 1:
+        if not self._may_match(seq):
             return Match(())
         salt = seq.request.cache_salt
         with self._clock.part("prefix_cache", self._cache_label):
@@ -288,6 +294,10 @@ class Memory:
         for page in match.pages:
             self._touch_window(page)
         return match
+
+    def _may_match(self, seq: Sequence) -> bool:
+        """Logprobs of the prompt need every token's logits, so nothing of it is taken from the cache."""
+        return seq.request.params.prompt_logprobs is None and self._most_pages(seq) > 0
 
     def _most_pages(self, seq: Sequence) -> int:
         """At least one token is always computed: its logits are needed."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core.clock import Clock
 from core.interfaces.attention import AttentionKernel
+from core.interfaces.fusing import Fusable, FusedStep, Fuser
 from core.kv import LayerKV
 from core.sequence import Sequence as Seq
 from core.types import Batch, Draft, GroupBatch, LayerSpec
@@ -77,6 +78,18 @@ class Runner:
         self.page_size = page_size
         self.n_groups = n_groups
         self._clock = clock
+        self._fused = self._fuse()
+
+    @property
+    def fused(self) -> bool:
+        """Whether the kernel has taken the whole step over."""
+        return self._fused is not None
+
+    def _fuse(self) -> FusedStep | None:
+        if not (isinstance(self.kernel, Fuser) and isinstance(self.model, Fusable)):
+            return None
+        pieces = self.model.pieces()
+        return self.kernel.fuse(pieces, self.kv) if pieces is not None else None
 
     def prepare(self, rows: Sequence[Row]) -> Batch:
         """The tensors of a step, from sequences whose pages are reserved."""
@@ -117,9 +130,12 @@ class Runner:
         return self.model.forward(batch, attend)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> float32 [R, V]"""
-        return self.model.logits(hidden)
+    def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Final hidden states [T, H], and float32 logits of `batch.logit_rows` [R, V]."""
+        if self._fused is not None:
+            return self._fused(batch)
+        hidden = self.forward(batch)
+        return hidden, self.model.logits(hidden[batch.logit_rows])
 
     def _group(
         self, rows: Sequence[Row], index: int, owner: np.ndarray, positions: np.ndarray, kv_len: np.ndarray

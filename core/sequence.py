@@ -128,7 +128,7 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
 
-class SequenceQueue:
+class SequenceQueue(Sequence_[Sequence]):
     """Sequences by id, in order; taking one out anywhere costs nothing. Reads as a list."""
 
     def __init__(self) -> None:

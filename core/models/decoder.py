@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.interfaces.fusing import DecoderPieces, LayerPieces
 from core.interfaces.quantizer import Embedding, Linear
 from core.models.config import ModelConfig
-from core.models.layers import Attend, HeadAttention, LatentAttention, Parts, Tables, build_mlp, build_norm
+from core.models.layers import (
+    Attend,
+    GatedMLP,
+    HeadAttention,
+    LatentAttention,
+    Parts,
+    RMSNorm,
+    Tables,
+    build_mlp,
+    build_norm,
+)
 from core.models.rope import Rope
 from core.types import Batch, LayerSpec
 
@@ -60,10 +71,44 @@ class Layer:
         attention = LatentAttention if config.mla else HeadAttention
         self.attention = attention(parts, config, spec)
         self.mlp = build_mlp(parts, name, detail.mlp)
+        self.activation = detail.mlp.activation
 
     def __call__(self, x: Tensor, tables: Sequence[Tables], attend: Attend) -> Tensor:
         x = x + self.attn_post_norm(self.attention(self.attn_norm(x), tables[self.rope], attend))
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+
+    def pieces(self, tables: tuple[Tensor, Tensor] | None) -> LayerPieces | None:
+        attention, mlp = self.attention, self.mlp
+        if (
+            tables is None
+            or not isinstance(attention, HeadAttention)
+            or attention.over_all
+            or not isinstance(mlp, GatedMLP)
+            or not isinstance(self.attn_norm, RMSNorm)
+            or not isinstance(self.mlp_norm, RMSNorm)
+        ):
+            return None
+        q_norm, k_norm = attention.head_norms()
+        return LayerPieces(
+            spec=attention.spec,
+            attn_norm=self.attn_norm.weight,
+            qkv=attention.qkv,
+            o=attention.o,
+            mlp_norm=self.mlp_norm.weight,
+            gate_up=mlp.gate_up,
+            down=mlp.down,
+            activation=self.activation,
+            cos=tables[0],
+            sin=tables[1],
+            q_norm=q_norm,
+            k_norm=k_norm,
+            attn_post_norm=_weight(self.attn_post_norm),
+            mlp_post_norm=_weight(self.mlp_post_norm),
+        )
+
+
+def _weight(norm: Callable[[Tensor], Tensor]) -> Tensor | None:
+    return norm.weight if isinstance(norm, RMSNorm) else None
 
 
 class Decoder:
@@ -105,6 +150,24 @@ class Decoder:
         for layer in self.layers:
             x = layer(x, tables, attend)
         return self.norm(x)
+
+    def pieces(self) -> DecoderPieces | None:
+        """What a kernel may fuse; None where a layer has something that LayerPieces cannot say."""
+        tables = [rope.half_tables() for rope in self.ropes]
+        layers = [layer.pieces(tables[layer.rope]) for layer in self.layers]
+        found = [layer for layer in layers if layer is not None]
+        if len(found) < len(layers) or not isinstance(self.norm, RMSNorm):
+            return None
+        config = self.config
+        return DecoderPieces(
+            embedding=self.embed,
+            layers=tuple(found),
+            final_norm=self.norm.weight,
+            norm_eps=config.norm_eps,
+            head=self.head,
+            embed_scale=self.embed_scale,
+            logit_softcap=config.logit_softcap,
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden] -> float32 [R, V]"""

@@ -306,6 +306,9 @@ class ModuleRunner:
         scores: Tensor = self.head(input_ids=tokens, use_cache=False).logits[0].float()
         return scores
 
+    def pieces(self) -> None:
+        return None
+
 
 class _Given(nn.Module):
     """Stands for a model's body, and gives hidden states that are there already."""

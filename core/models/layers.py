@@ -93,6 +93,13 @@ class HeadAttention:
         out = attend(spec.index, qk[:, : spec.q_heads], qk[:, spec.q_heads :], v)
         return self.o(out.reshape(len(x), -1))
 
+    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights of a norm by head, [key_dim] for queries and for keys."""
+        if not self.norm:
+            return None, None
+        both = self.norm[0].weight
+        return both[0].contiguous(), both[-1].contiguous()
+
     def _normed(self, qk: Tensor, norms: tuple[RMSNorm, ...]) -> Tensor:
         if len(norms) == 1:
             return norms[0](qk)

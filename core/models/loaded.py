@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from core.interfaces.attention import AttentionStructure
+from core.interfaces.fusing import DecoderPieces
 from core.interfaces.model import ModelConfig
 from core.interfaces.quantizer import WeightQuantizer
 from core.models.layers import Attend
@@ -21,6 +22,8 @@ class Runnable(Protocol):
 
     def forward(self, batch: Batch, attend: Attend) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
+    def pieces(self) -> DecoderPieces | None:
+        """See core.interfaces.fusing.Fusable."""
 
 
 class Description(ModelConfig, Protocol):
@@ -71,6 +74,9 @@ class LoadedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.runnable.logits(hidden)
+
+    def pieces(self) -> DecoderPieces | None:
+        return self.runnable.pieces()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Rope:
             raise PartwiseError(f"rope scaling {config.kind!r} is not known; known are {', '.join(SCALINGS)}")
         frequencies, self.scale = SCALINGS[config.kind](config, served)
         self.frequencies = frequencies.to(device)
-        self.dim, self.head_dim = config.dim, head_dim
+        self.dim, self.head_dim, self.served = config.dim, head_dim, served
         self.dynamic = config if config.kind == "dynamic" else None
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -40,6 +40,13 @@ class Rope:
         angles = places * frequencies
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
         return torch.cat((cos, cos), -1).to(dtype)[:, None], torch.cat((-sin, sin), -1).to(dtype)[:, None]
+
+    def half_tables(self) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines fp32 [served, dim / 2] of every position; None where they are not fixed."""
+        if self.dynamic:
+            return None
+        angles = torch.arange(self.served, device=self.frequencies.device).float()[:, None] * self.frequencies
+        return (angles.cos() * self.scale).contiguous(), (angles.sin() * self.scale).contiguous()
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
