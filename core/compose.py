@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from core.interfaces.plugin import SEAMS, Options
 from core.models.source import spec_from_word
+from core.plugins.twins import TWINS
 from core.recipe import EngineConfig, MemoryConfig, Recipe, RecipeError, ServerConfig
 from core.registry import PartError, Registry, near
 
@@ -59,7 +60,8 @@ def register(registry: Registry) -> None:
             options = registry.info(found.seam, found.name).options
         except PartError:
             continue  # an error only for a recipe that names it; see `_explain`
-        node = {"name": found.name, **_defaults(options)}
+        twin = {"books_only": False} if found.seam in TWINS else {}
+        node = {"name": found.name, **twin, **_defaults(options)}
         store.store(found.name, node, group=found.seam.replace(".", "/"), provider=found.distribution)
 
 

@@ -12,6 +12,7 @@ import psutil
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from core.interfaces.plugin import BuildContext, Options, PluginInfo
+from core.plugins.twins import TWINS
 from core.registry import PartError, Registry
 from core.types import PartwiseError
 
@@ -29,16 +30,19 @@ def _choice(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, Mapping):
-        rest = {key: item for key, item in value.items() if key not in ("name", "options")}
-        return {"name": value.get("name"), "options": {**value.get("options", {}), **rest}}
+        rest = {key: item for key, item in value.items() if key not in ("name", "options", "books_only")}
+        options = {**value.get("options", {}), **rest}
+        return {"name": value.get("name"), "options": options, "books_only": value.get("books_only", False)}
     return value
 
 
 class PartChoice(_Config):
-    """One slot: the part's name and what the recipe sets of it."""
+    """One slot: the part's name and what the recipe sets of it. With `books_only` it does its work and gives no
+    benefit (core.plugins.twins)."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
+    books_only: bool = False
 
 
 Slot = Annotated[PartChoice, BeforeValidator(_choice)]
@@ -144,6 +148,7 @@ class Chosen:
     options: Options
     distribution: str
     version: str
+    books_only: bool = False
 
 
 def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
@@ -156,9 +161,11 @@ def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
             info = registry.info(seam, choice.name)
             found = registry.find(seam, choice.name)
             options = registry.options(seam, choice.name, given)
-            chosen[seam] = Chosen(seam, info, options, found.distribution, found.version)
+            chosen[seam] = Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
         except PartError as error:
             problems.append(str(error))
+        if choice.books_only and seam not in TWINS:
+            problems.append(f"{seam} cannot be books_only; what can is {' and '.join(TWINS)}")
     if problems:
         raise RecipeError(_listed(f"recipe {recipe.name} cannot be built", problems))
     return chosen

@@ -17,15 +17,15 @@ Key = tuple[str, str]
 
 
 def page(registry: Registry, distribution: str | None = "partwise") -> str:
-    """The page for the parts of one distribution; None: of all. A pair works if the other slots can be filled so that nothing
-    speaks against it; what has to be filled in is said."""
+    """The page for the parts of one distribution; None: of all. A pair works if the other slots can be filled so that
+    nothing speaks against it; what has to be filled in is said."""
     parts = _choices(registry, distribution)
     keys = list(parts)
     notes: dict[str, str] = {}
-    rows = [
-        f"| {n} | {seam}={name} | " + " | ".join(_cell(parts, registry, (seam, name), b, notes) for b in keys) + " |"
-        for n, (seam, name) in enumerate(keys, 1)
-    ]
+    rows = []
+    for n, a in enumerate(keys, 1):
+        cells = (_cell(parts, registry, a, b, notes) for b in keys)
+        rows.append(f"| {n} | {a[0]}={a[1]} | {' | '.join(cells)} |")
     head = ["| | part | " + " | ".join(str(n) for n in range(1, len(keys) + 1)) + " |"]
     head.append("|---|---|" + "---|" * len(keys))
     return (

@@ -169,7 +169,7 @@ def test_doctor_sees_what_loads_and_is_still_wrong(acme, capsys, source, part, k
 
 def test_the_constructor_raises(acme):
     registry = acme(part_source=PART.replace("pass", "\n    def __init__(self, *a): raise OSError('no disk')"))
-    with pytest.raises(PartError, match="acme-parts 1.2.3 cannot be built: OSError: no disk"):
+    with pytest.raises(PartError, match=r"acme-parts 1\.2\.3 cannot be built: OSError: no disk"):
         registry.build("scheduler", "mine", registry.options("scheduler", "mine", {}), None)
 
 

@@ -94,13 +94,16 @@ def assert_serves(fresh, model, seams):
         process.communicate(timeout=30)
 
 
-def assert_sweeps(fresh, model, seam):
-    """Two values of its option as two arms of one multirun."""
-    output = fresh.folder / f"sweep-{seam}"
-    words = [f"{seam.replace('.', '/')}=mine", f"{seam}.{OPTION[seam]}=3,4", f"output={output}"]
-    load = ["workload=chat", "chat.turns=1", "chat.n=1", "load.concurrency=1"]
+def assert_sweeps(fresh, model, seams):
+    """Two values of the first one's option as two arms of one multirun."""
+    output = fresh.folder / "sweep"
+    words = [f"{seams[0].replace('.', '/')}=mine", f"{seams[0]}.{OPTION[seams[0]]}=3,4", *words_for(seams[1:])]
+    load = ["workload=chat", "chat.turns=1", "chat.n=1", "load.concurrency=1", f"output={output}"]
     fresh.module("core.bench", "-m", "recipe=baseline", f"model={model}", *SMALL, *words, *load)
-    assert len((output / "ledger.jsonl").read_text().splitlines()) == 2
+    ledger = [json.loads(line) for line in (output / "ledger.jsonl").read_text().splitlines()]
+    arms = [line for line in ledger if line["type"] != "study"]
+    assert [arm["type"] for arm in arms] == ["trial", "trial"], arms
+    assert len({arm["arm"] for arm in arms}) == 2
 
 
 def test_a_new_part_is_listed(one):
@@ -133,7 +136,7 @@ def test_a_wrong_option_of_a_new_part_names_it(one, model):
 
 @pytest.mark.slow
 def test_a_new_part_in_a_multirun(one, model):
-    assert_sweeps(one, model, "scheduler")
+    assert_sweeps(one, model, ["scheduler"])
 
 
 @pytest.mark.slow
@@ -150,9 +153,8 @@ class TestEverySeam:
     def test_all_serve_together(self, every, model):
         assert_serves(every, model, list(SEAMS))
 
-    @pytest.mark.parametrize("seam", SEAMS)
-    def test_sweeps(self, every, model, seam):
-        assert_sweeps(every, model, seam)
+    def test_all_sweep_together(self, every, model):
+        assert_sweeps(every, model, list(SEAMS))
 
     def test_the_distribution_tests_itself(self, every):
         report = every.folder / "report.json"
