@@ -136,7 +136,8 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
 def test_filters_at_their_narrowest_are_greedy(params: dict) -> None:
     for seed in range(50):
-        assert verify(LOGITS[None], [_sampler(SamplingParams(temperature=2.0, **params), seed)], [Draft()])[0].tokens == (0,)
+        sampler = _sampler(SamplingParams(temperature=2.0, **params), seed)
+        assert verify(LOGITS[None], [sampler], [Draft()])[0].tokens == (0,)
 
 
 @pytest.mark.parametrize("top_k", [0, -1, VOCAB, VOCAB + 1])
@@ -164,7 +165,8 @@ def test_penalties_are_the_same_with_and_without_drafts() -> None:
     found = []
     for drafter in ("none", "ngram"):
         engine = toy_engine(drafter=drafter)
-        for i, extra in enumerate([{"frequency_penalty": 1.5}, {"presence_penalty": -2.0}, {"repetition_penalty": 1.3}]):
+        extras: list[dict] = [{"frequency_penalty": 1.5}, {"presence_penalty": -2.0}, {"repetition_penalty": 1.3}]
+        for i, extra in enumerate(extras):
             engine.add(request([1, 2, 3, 1, 2, 3], id=f"p{i}", max_tokens=24, **extra))
         engine.add(request([1, 2, 3, 1, 2, 3], id="greedy", max_tokens=24))
         found.append(outputs(drain(engine)))

@@ -94,7 +94,9 @@ def toy_engine(
         "model": {},
         "attention": {"structure": "native", "kernel": kernel},
         "kv_allocator": {"name": allocator, "page_size": page_size},
-        "scheduler": {"name": scheduler, "max_running": running, "token_budget": budget, **options.get("scheduler", {})},
+        "scheduler": {
+            "name": scheduler, "max_running": running, "token_budget": budget, **options.get("scheduler", {}),
+        },
         "quantizer": {"weights": "none", "kv": kv},
         "prefix_cache": {"name": cache, **options.get("cache", {})},
         "drafter": {"name": drafter, "k": k, **options.get("drafter", {})},
