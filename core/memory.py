@@ -107,7 +107,6 @@ class Memory:
         self.page_size = groups[0].page_size
         self.cached: dict[int, CachedPage] = {}
         self.forks: dict[str, Sequence] = {}
-        self.evicted_pages = 0
         self._cache_label = cache_label
         self._step_tokens = step_tokens
         self._decode_tokens = decode_tokens
@@ -422,7 +421,6 @@ class Memory:
             for pages, other in zip(self.groups[1:], entry.others, strict=True):
                 pages.free([other] if other is not None else [])
         if gone:
-            self.evicted_pages += len(gone)
             self._on_evicted(len(gone))
         return len(gone)
 
