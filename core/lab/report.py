@@ -275,7 +275,7 @@ def _themed(svg: str) -> Markup:
 def render(report: Report, template: str) -> str:
     """`report.html` or `report.md` as text."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("core.lab", "templates"),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=template.endswith(".html"),
         trim_blocks=True,
         lstrip_blocks=True,
