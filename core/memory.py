@@ -132,13 +132,18 @@ class Memory:
         """Match the prefix and hold pages for all tokens, or as many as a window group may hold. False: no room."""
         if seq.id not in self.forks:
             self._take_prefix(seq)
-        if all(self._admit_group(seq, index) for index in range(len(self.groups))):
-            forked = self.forks.pop(seq.id, None)
-            if seq.cached_tokens is None:
-                seq.cached_tokens = 0 if forked else seq.num_computed
+        if self._admit_groups(seq):
             return True
-        if seq.id not in self.forks:
-            self.release(seq)
+        if seq.id in self.forks:
+            return False
+        prefix = seq.num_computed
+        self.release(seq)
+        if not prefix or self.groups[0].n_held > len(self.cached):
+            return False
+        # nobody will make room: an unbroken run may only fit where the sequence's own cached prefix lies
+        if self._admit_groups(seq):
+            return True
+        self.release(seq)
         return False
 
     def reserve(self, seq: Sequence, n_tokens: int) -> bool:
@@ -317,6 +322,14 @@ class Memory:
         twin = page if index == 0 else self.cached[page].others[index - 1]
         assert twin is not None
         return twin
+
+    def _admit_groups(self, seq: Sequence) -> bool:
+        if not all(self._admit_group(seq, index) for index in range(len(self.groups))):
+            return False
+        forked = self.forks.pop(seq.id, None)
+        if seq.cached_tokens is None:
+            seq.cached_tokens = 0 if forked else seq.num_computed
+        return True
 
     def _admit_group(self, seq: Sequence, index: int) -> bool:
         pages, table = self.groups[index], seq.tables[index]
