@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.interfaces.kv_allocator import KVAllocator
-from core.interfaces.prefix_cache import PrefixCache
+from core.interfaces.prefix_cache import PrefixCache, PrefixStats
 from core.kv import Pool, window_pages
 from core.sequence import PageTable, Sequence
 from core.types import InvalidRequest, KVStats, Match, PartFault
@@ -107,6 +107,7 @@ class Memory:
         self.page_size = groups[0].page_size
         self.cached: dict[int, CachedPage] = {}
         self.forks: dict[str, Sequence] = {}
+        self.lookups = PrefixStats()  # of sequences that were admitted: one that waits for room is looked up every step
         self._cache_label = cache_label
         self._step_tokens = step_tokens
         self._decode_tokens = decode_tokens
@@ -327,6 +328,10 @@ class Memory:
         if not all(self._admit_group(seq, index) for index in range(len(self.groups))):
             return False
         forked = self.forks.pop(seq.id, None)
+        if not forked and self._may_match(seq):
+            self.lookups.lookups += 1
+            self.lookups.lookup_tokens += seq.num_tokens
+            self.lookups.hit_tokens += seq.num_computed
         if seq.cached_tokens is None:
             seq.cached_tokens = 0 if forked else seq.num_computed
         return True
