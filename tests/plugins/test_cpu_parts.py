@@ -16,6 +16,8 @@ from core.compose import compose
 from core.interfaces import BuildContext
 from core.interfaces.plugin import Options
 from core.kv import Pool
+from core.models.source import read_spec, resolve
+from core.models.tokenizer import load_tokenizer
 from core.testing.serving import Served, drain, greedy
 from core.types import KVGroup
 from kernels import cpu
