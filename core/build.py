@@ -147,16 +147,17 @@ def _pools(
     context: BuildContext,
     clock: Clock,
 ) -> tuple[list[Pages], dict[int, LayerKV]]:
-    given = budget = kv_bytes(recipe)
+    given = kv_bytes(recipe)
     quantizer = _build(registry, chosen["quantizer.kv"], context)
     groups = list(model.groups)
     formats = [quantizer.format(group, context.page_size, model.dtype) for group in groups]
     sizes = [page_bytes(group, format, context.page_size) for group, format in zip(groups, formats, strict=True)]
-    budget -= sum(shared_bytes(group, format) for group, format in zip(groups, formats, strict=True))
-    counts = pool_sizes(groups, sizes, context.page_size, budget, context.token_budget, context.max_running)
+    fixed = sum(shared_bytes(group, format) for group, format in zip(groups, formats, strict=True))
+    counts = pool_sizes(groups, sizes, context.page_size, given - fixed, context.token_budget, context.max_running)
     if min(counts) < 1:
         raise RecipeError(
-            f"memory.kv_bytes is {given:,} bytes, but a page of {context.page_size} tokens takes {sum(sizes):,}; "
+            f"memory.kv_bytes is {given:,} bytes, but a page of {context.page_size} tokens takes {sum(sizes):,}"
+            f"{f' beside {fixed:,} for all pages together' if fixed else ''}; "
             "give it more, or make kv_allocator.page_size smaller"
         )
     pages, kv = [], {}

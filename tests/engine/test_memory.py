@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.kv import window_pages
+from core.recipe import RecipeError
 from tests.engine.toy import VOCAB, ToyModel, drain, generate, outputs, request, toy_engine
 
 PROMPTS = [[(3 * i + 11 * n) % VOCAB for i in range(40)] for n in range(6)]
@@ -188,3 +189,8 @@ def test_hits_are_counted_once_however_long_a_sequence_waits(cache: str) -> None
     assert after["lookups"] - before["lookups"] == 1
     assert after["lookup_tokens"] - before["lookup_tokens"] == 32
     assert after["hit_tokens"] - before["hit_tokens"] == cached
+
+
+def test_too_little_memory_is_told_with_all_that_a_page_takes() -> None:
+    with pytest.raises(RecipeError, match=r"4,096 bytes, but a page of 4 tokens takes [\d,]+ beside [\d,]+ for all"):
+        toy_engine(kv="int4", kv_tokens=16)
