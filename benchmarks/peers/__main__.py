@@ -130,7 +130,10 @@ def checkpoint(gguf: Path) -> Path:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        model.save_pretrained(folder)
+        config = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
+        plain = AutoModelForCausalLM.from_config(config)
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(folder)
     return folder
 
 
