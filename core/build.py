@@ -17,6 +17,7 @@ from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
 from core.kv import LayerKV, Pool, page_bytes, pool_sizes, shared_bytes
 from core.memory import Memory, Pages
 from core.plugins.twins import TWINS
+from core.prefixes import Sharing
 from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
 from core.registry import Registry, near
 from core.runner import Attend, Runner
@@ -85,6 +86,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
         pages,
         _build(registry, chosen["prefix_cache"], cache_context),
         cache_label=_label(chosen["prefix_cache"]),
+        sharing=_sharing(chosen["prefix_cache"]),
         step_tokens=context.token_budget,
         decode_tokens=1 + draft_k,
         clock=clock,
@@ -186,6 +188,12 @@ def _observers(recipe: Recipe) -> Observers:
 def _build(registry: Registry, part: Chosen, context: BuildContext) -> Any:
     built = registry.build(part.seam, part.info.name, part.options, context)
     return TWINS[part.seam](built) if part.books_only else built
+
+
+def _sharing(cache: Chosen) -> Sharing:
+    if cache.books_only or "keeps_nothing" in cache.info.provides:
+        return "never"
+    return "whole" if "whole_prompts_only" in cache.info.provides else "prefix"
 
 
 def _label(part: Chosen) -> str:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ class Engine:
         self.running = SequenceQueue()
         self._groups: dict[str, list[Seq]] = {}
         self._unforked: dict[str, list[Seq]] = {}
+        self._orphans: set[str] = set()
         self._events: list[Event] = []
         self._needs_hidden = needs_hidden
         self._hidden: dict[str, list[Tensor]] = {}
@@ -199,8 +201,9 @@ class Engine:
                 self._fail(rows[0].seq, self._told(f"the model's step ({parts})", error))
                 return
             log.warning("a step of %d sequences failed (%s); trying each alone", len(rows), error)
-            for row in rows:
-                self._run([row])
+            for row in self._leaders_first(rows):
+                if row.seq.state is State.RUNNING:
+                    self._run([row])
             return
         for row, start in zip(rows, batch.query_starts, strict=False):
             before = row.seq.num_computed
@@ -241,8 +244,9 @@ class Engine:
         self, row: Row, prompt_logprobs: list[TokenLogprob], sampled: tuple[Verified, list[TokenLogprob]] | None
     ) -> None:
         seq = row.seq
-        if seq.state is State.ENDED:
+        if seq.state is not State.RUNNING:
             return
+        self.memory.leads.unfollow(seq)
         seq.num_computed += row.n_known
         self.counters.computed_tokens += row.n_tokens
         seq.draft = NO_DRAFT
@@ -291,11 +295,13 @@ class Engine:
     def _checked_rows(self, plan: Plan) -> list[Row]:
         """The plan's rows; a sequence whose item breaks the contract ends."""
         rows: dict[str, Row] = {}
+        orphans, self._orphans = self._orphans, set()
         total = 0
         for item in plan.items:
             seq = self._find(item.id)
             if seq is None or seq.state is not State.RUNNING:
-                log.error("%s planned %r, which is not running", self.labels["scheduler"], item.id)
+                if item.id not in orphans:
+                    log.error("%s planned %r, which is not running", self.labels["scheduler"], item.id)
                 continue
             fault = self._item_fault(seq, item.n_tokens, item.id in rows, total + item.n_tokens)
             if fault:
@@ -305,7 +311,23 @@ class Engine:
             total += item.n_tokens
             n_known = min(item.n_tokens, seq.remaining)
             rows[seq.id] = Row(seq, n_known, _cut(seq.draft, item.n_tokens - n_known))
-        return list(rows.values())
+        return self._followable(rows)
+
+    def _followable(self, rows: dict[str, Row]) -> list[Row]:
+        """Without the rows whose leader does not compute in this step what they share with it."""
+        follow = any(row.seq.leader for row in rows.values())
+        for row in self._leaders_first(list(rows.values())) if follow else ():
+            if row.seq.leader is None:
+                continue
+            leader, n_tokens = row.seq.leader
+            step = rows.get(leader.id)
+            if leader.num_computed + (step.n_known if step else 0) < n_tokens:
+                del rows[row.seq.id]
+        return [row for row in rows.values() if row.seq.state is State.RUNNING]
+
+    def _leaders_first(self, rows: list[Row]) -> list[Row]:
+        order = {id: place for place, id in enumerate(seq.id for seq in self.running)}
+        return sorted((row for row in rows if row.seq.id in order), key=lambda row: order[row.seq.id])
 
     def _item_fault(self, seq: Seq, n_tokens: int, again: bool, total: int) -> str | None:
         if again:
@@ -347,7 +369,8 @@ class Engine:
         if seq.state is not State.RUNNING:
             return
         computed = seq.num_computed
-        self._give_back(seq)
+        self._remember(seq)
+        self._release(seq)
         self.running.remove(seq)
         seq.state = State.WAITING
         seq.draft = NO_DRAFT
@@ -469,9 +492,8 @@ class Engine:
     ) -> None:
         self._leave(seq)
         if error is None:
-            self._give_back(seq)
-        else:
-            self.memory.release(seq)
+            self._remember(seq)
+        self._release(seq)
         self._events.append(self._event(seq, tokens, logprobs, reason, stop, error))
         self.counters.finished[reason] += 1
         seconds = time.monotonic() - seq.arrival
@@ -507,12 +529,19 @@ class Engine:
         if not siblings:
             del self._groups[id]
 
-    def _give_back(self, seq: Seq) -> None:
-        """Free the pages of a sequence; whole computed ones stay cached."""
+    def _remember(self, seq: Seq) -> None:
+        """Whole computed pages of a sequence that goes stay cached."""
         try:
             self.memory.remember(seq)
         except Exception as error:
             log.error("%s", self._told(self.labels["prefix_cache"], error))
+
+    def _release(self, seq: Seq) -> None:
+        """Free the pages of a sequence. Those that wait for what it was to compute wait for admission again."""
+        for follower in self.memory.leads.followers(seq):
+            self.preempt(follower)
+            self._orphans.add(follower.id)
+            self._guarded(self.labels["scheduler"], partial(self.scheduler.added, follower))
         self.memory.release(seq)
 
     def _forget(self, seq: Seq) -> None:

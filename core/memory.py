@@ -10,7 +10,7 @@ counted here beside the allocators, so that a faulty part is found at the call t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from core.clock import Clock
 from core.interfaces.kv_allocator import KVAllocator
 from core.interfaces.prefix_cache import PrefixCache
 from core.kv import Pool, window_pages
+from core.prefixes import Leads, Sharing, page_digests
 from core.sequence import PageTable, Sequence
 from core.types import InvalidRequest, KVStats, Match, PartFault
 
@@ -84,7 +85,7 @@ class CachedPage:
     """What the prefix cache keeps with one page of the first group: the same tokens' pages in the other groups, and a
     digest of salt and tokens up to its end, so that a page is never served for other tokens than its own."""
 
-    digest: int
+    digest: bytes
     others: list[int | None]
 
 
@@ -97,6 +98,7 @@ class Memory:
         cache: PrefixCache,
         *,
         cache_label: str,
+        sharing: Sharing,
         step_tokens: int,
         decode_tokens: int,
         clock: Clock,
@@ -107,6 +109,7 @@ class Memory:
         self.page_size = groups[0].page_size
         self.cached: dict[int, CachedPage] = {}
         self.forks: dict[str, Sequence] = {}
+        self.leads = Leads(self.page_size, sharing)
         self.evicted_pages = 0
         self._cache_label = cache_label
         self._step_tokens = step_tokens
@@ -137,6 +140,7 @@ class Memory:
             forked = self.forks.pop(seq.id, None)
             if seq.cached_tokens is None:
                 seq.cached_tokens = 0 if forked else seq.num_computed
+            self.leads.enter(seq)
             return True
         if seq.id not in self.forks:
             self.release(seq)
@@ -154,7 +158,8 @@ class Memory:
         return all(len(table) * self.page_size + table.start >= n_tokens for table in seq.tables)
 
     def release(self, seq: Sequence) -> None:
-        """Free all that a sequence holds; it starts over."""
+        """Free all that a sequence holds; it starts over. Those in `leads.followers` must have been released before."""
+        self.leads.done(seq)
         self._unlock(seq)
         for pages, table in zip(self.groups, seq.tables, strict=True):
             pages.free(table.pages)
@@ -164,6 +169,10 @@ class Memory:
 
     def remember(self, seq: Sequence) -> None:
         """Offer a sequence's whole computed pages to the prefix cache."""
+        if self.leads.pending(seq):
+            return
+        if seq.num_computed >= seq.num_prompt_tokens:
+            self.leads.leave(seq)
         table = seq.tables[0]
         n_full = min(seq.num_computed // self.page_size, len(table))
         if table.start or not n_full:
@@ -190,19 +199,9 @@ class Memory:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a waiting choice share all that `parent` computed of their common prompt."""
         n_tokens = min(parent.num_computed, child.num_prompt_tokens - 1)
-        if n_tokens < 1:
-            return
-        starts = [self._first_needed(pages, n_tokens) for pages in self.groups]
-        if any(table.start > start for table, start in zip(parent.tables, starts, strict=True)):
-            return
-        last = -(-n_tokens // self.page_size)
-        for pages, source, table, start in zip(self.groups, parent.tables, child.tables, starts, strict=True):
-            shift = source.start // self.page_size
-            table.pages = source.pages[start // self.page_size - shift : last - shift]
-            table.start = start
-            pages.share(table.pages)
-        child.num_computed = n_tokens
-        self.forks[child.id] = child
+        if n_tokens >= 1 and self._reaches(parent, n_tokens):
+            self._share(parent, child, n_tokens)
+            self.forks[child.id] = child
 
     def flush(self) -> None:
         """Empty the prefix cache of all that no running sequence has locked."""
@@ -274,15 +273,46 @@ class Memory:
     def _take_prefix(self, seq: Sequence) -> None:
         match = self._match(seq)
         n_pages = self._usable(match, self._most_pages(seq))
-        if not n_pages:
+        if n_pages:
+            self._lock(seq, match)
+        if self._follow(seq, n_pages) or not n_pages:
             return
-        self._lock(seq, match)
         seq.num_computed = n_pages * self.page_size
         for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
             table.start = self._first_needed(pages, seq.num_computed)
             used = match.pages[table.start // self.page_size : n_pages]
             table.pages = [self._twin(page, index) for page in used]
             pages.share(table.pages)
+
+    def _follow(self, seq: Sequence, n_cached: int) -> bool:
+        """Share what a running sequence computes of this one's prefix, if that is more than is cached."""
+        if not self._may_match(seq):
+            return False
+        leader, n_pages = self.leads.find(seq, self._most_pages(seq))
+        while leader is not None and n_pages > n_cached:
+            if self._reaches(leader, n_pages * self.page_size):
+                self._share(leader, seq, n_pages * self.page_size)
+                self.leads.follow(seq, leader)
+                return True
+            n_pages -= 1
+        return False
+
+    def _reaches(self, seq: Sequence, n_tokens: int) -> bool:
+        """Whether a sequence holds all pages that reading on after its first `n_tokens` needs."""
+        return self.holds(seq, n_tokens) and all(
+            table.start <= self._first_needed(pages, n_tokens)
+            for pages, table in zip(self.groups, seq.tables, strict=True)
+        )
+
+    def _share(self, source: Sequence, seq: Sequence, n_tokens: int) -> None:
+        """Let `seq` begin with the pages of `source` that hold their first `n_tokens`."""
+        last = -(-n_tokens // self.page_size)
+        for pages, held, table in zip(self.groups, source.tables, seq.tables, strict=True):
+            table.start = self._first_needed(pages, n_tokens)
+            shift = held.start // self.page_size
+            table.pages = held.pages[table.start // self.page_size - shift : last - shift]
+            pages.share(table.pages)
+        seq.num_computed = n_tokens
 
     def _match(self, seq: Sequence) -> Match:
         if not self._may_match(seq):
@@ -343,7 +373,9 @@ class Memory:
     # --- growth ---------------------------------------------------------------------------------------------------
 
     def _own_last_page(self, seq: Sequence, index: int) -> bool:
-        """Copy the page that the next token goes to if another holds it as well."""
+        """Copy the page that the next token goes to if another holds it as well, unless to read what we write."""
+        if self.leads.followers(seq):
+            return True
         pages, table = self.groups[index], seq.tables[index]
         position = (seq.num_computed - table.start) // self.page_size
         if position >= len(table) or pages.references[table.pages[position]] == 1:
@@ -456,7 +488,7 @@ class Memory:
 
     def _adopt(self, seq: Sequence, adopted: Iterable[int], n_full: int) -> None:
         places = {page: position for position, page in enumerate(seq.tables[0].pages[:n_full])}
-        digests = list(self._digests(seq.tokens, n_full, seq.request.cache_salt))
+        digests = list(page_digests(seq.tokens, n_full, self.page_size, seq.request.cache_salt))
         for page in adopted:
             if page not in places or page in self.cached:
                 raise PartFault(f"{self._cache_label} adopted page {page}, which was not offered or is cached already")
@@ -487,17 +519,11 @@ class Memory:
         """PartFault unless every page of the match is cached for these very tokens under this salt."""
         if not isinstance(match, Match):
             raise PartFault(f"{self._cache_label} returned a {type(match).__name__} where a Match belongs")
-        for page, digest in zip(match.pages, self._digests(tokens, len(match.pages), salt), strict=True):
+        for page, digest in zip(match.pages, page_digests(tokens, len(match.pages), self.page_size, salt), strict=True):
             entry = self.cached.get(page)
             if entry is None or entry.digest != digest:
                 raise PartFault(f"{self._cache_label} matched page {page} to tokens or a salt that are not its own")
         return match
-
-    def _digests(self, tokens: list[int], n_pages: int, salt: str) -> Iterator[int]:
-        digest = hash(salt)
-        for start in range(0, n_pages * self.page_size, self.page_size):
-            digest = hash((digest, *tokens[start : start + self.page_size]))
-            yield digest
 
     def _lock(self, seq: Sequence, match: Match) -> None:
         """Keep a match from eviction while the sequence runs. A model of windows only holds what it reads by

@@ -77,6 +77,7 @@ class Sequence:
         "first_token_at",
         "id",
         "index",
+        "leader",
         "match",
         "max_total",
         "num_computed",
@@ -105,6 +106,7 @@ class Sequence:
         self.draft: Draft = NO_DRAFT
         self.tables = [PageTable() for _ in range(n_groups)]
         self.match: Match | None = None
+        self.leader: tuple[Sequence, int] | None = None
         self.state = State.WAITING
         self.admissions = 0
         self.first_token_at: float | None = None
