@@ -15,12 +15,14 @@ from core.engine import Engine, Limits
 from core.hooks import OBSERVER_GROUP, Observers
 from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
 from core.kv import LayerKV, Pool, page_bytes, pool_sizes, shared_bytes
-from core.memory import Memory, Pages
+from core.memory import Memory
+from core.pages import Pages
 from core.plugins.twins import TWINS
 from core.prefixes import Sharing
 from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
 from core.registry import Registry, near
 from core.runner import Attend, Runner
+from core.tier import HostTier
 from core.types import Batch, Budget, KVGroup, LayerSpec
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -91,6 +93,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
         decode_tokens=1 + draft_k,
         clock=clock,
         on_evicted=lambda n: observers.call("on_evicted", pages=n),
+        tier=_tier(pages, model.dtype, clock),
     )
     kernel = _build(registry, chosen["attention.kernel"], context)
     engine = Engine(
@@ -105,6 +108,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
             draft_k=draft_k,
             vocab_size=vocab_size,
             eos_token_ids=frozenset(model.eos_token_ids),
+            swap=getattr(chosen["scheduler"].options, "preemption", "swap") == "swap",
         ),
         labels={seam: _label(part) for seam, part in chosen.items()},
         observers=observers,
@@ -169,6 +173,18 @@ def _pools(
         pages.append(Pages(allocator, pool, _label(chosen["kv_allocator"]), clock))
         kv.update(pool.layers)
     return pages, kv
+
+
+def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | None:
+    """The host pools behind the device's, of the same groups and formats."""
+    host = []
+    for index, pages in enumerate(device):
+        allocator, pool = pages.allocator.host, pages.pool
+        if allocator is None:
+            return None
+        behind = Pool(pool.group, index, allocator.n_pages, pool.page_size, pool.quantizer, dtype)
+        host.append(Pages(allocator, behind, pages.label, clock))
+    return HostTier(device, host)
 
 
 def _observers(recipe: Recipe) -> Observers:

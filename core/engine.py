@@ -48,7 +48,8 @@ STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The engine's sizes: tokens a sequence, waiting requests, tokens and sequences a step, drafts a sequence."""
+    """The engine's sizes: tokens a sequence, waiting requests, tokens and sequences a step, drafts a sequence; and
+    whether what is preempted moves to the host tier, where there is one with room."""
 
     max_model_len: int
     max_waiting: int
@@ -56,6 +57,7 @@ class Limits:
     draft_k: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    swap: bool = True
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Counters:
     generated_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
@@ -368,16 +371,20 @@ class Engine:
     def preempt(self, seq: Seq) -> None:
         if seq.state is not State.RUNNING:
             return
-        computed = seq.num_computed
-        self._remember(seq)
-        self._release(seq)
+        lost = seq.num_computed
+        self._part_from_followers(seq)
+        kept = self.memory.swap_out(seq) if self.limits.swap else 0
+        if not kept:
+            self._remember(seq)
+            self.memory.release(seq)
         self.running.remove(seq)
         seq.state = State.WAITING
         seq.draft = NO_DRAFT
         self._forget(seq)
         self.waiting.put_back(seq)
         self.counters.preemptions += 1
-        self.observers.call("on_preempted", id=seq.request.id, index=seq.index, computed_tokens=computed)
+        self.counters.swaps += kept > 0
+        self.observers.call("on_preempted", id=seq.request.id, index=seq.index, computed_tokens=lost - kept)
 
     # --- the life of a sequence -----------------------------------------------------------------------------------
 
@@ -493,7 +500,8 @@ class Engine:
         self._leave(seq)
         if error is None:
             self._remember(seq)
-        self._release(seq)
+        self._part_from_followers(seq)
+        self.memory.release(seq)
         self._events.append(self._event(seq, tokens, logprobs, reason, stop, error))
         self.counters.finished[reason] += 1
         seconds = time.monotonic() - seq.arrival
@@ -536,13 +544,12 @@ class Engine:
         except Exception as error:
             log.error("%s", self._told(self.labels["prefix_cache"], error))
 
-    def _release(self, seq: Seq) -> None:
-        """Free the pages of a sequence. Those that wait for what it was to compute wait for admission again."""
+    def _part_from_followers(self, seq: Seq) -> None:
+        """Those that wait for what a sequence that goes was to compute wait for admission again."""
         for follower in self.memory.leads.followers(seq):
             self.preempt(follower)
             self._orphans.add(follower.id)
             self._guarded(self.labels["scheduler"], partial(self.scheduler.added, follower))
-        self.memory.release(seq)
 
     def _forget(self, seq: Seq) -> None:
         self._hidden.pop(seq.id, None)
@@ -665,6 +672,7 @@ class Engine:
             "generated_tokens": c.generated_tokens,
             "cached_tokens": c.cached_tokens,
             "preemptions": c.preemptions,
+            "swaps": c.swaps,
             "drafts": c.drafts,
             "drafted": [c.drafted[i] for i in range(len(c.drafted))],
             "accepted": [c.accepted[i] for i in range(len(c.drafted))],

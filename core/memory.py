@@ -11,73 +11,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.interfaces.kv_allocator import KVAllocator
 from core.interfaces.prefix_cache import PrefixCache
-from core.kv import Pool, window_pages
+from core.kv import window_pages
+from core.pages import Pages
 from core.prefixes import Leads, Sharing, page_digests
 from core.sequence import PageTable, Sequence
+from core.tier import HostTier
 from core.types import InvalidRequest, KVStats, Match, PartFault
-
-
-class Pages:
-    """One KV group's pages: the allocator, watched."""
-
-    def __init__(self, allocator: KVAllocator, pool: Pool, label: str, clock: Clock) -> None:
-        self.allocator = allocator
-        self.pool = pool
-        self.window = pool.group.window
-        self.page_size = pool.page_size
-        self._label = label
-        self._clock = clock
-        self.references = [0] * pool.n_pages
-        self.n_held = 0
-
-    @property
-    def n_pages(self) -> int:
-        return self.pool.n_pages
-
-    def allocate(self, n_tokens: int, upper_bound: int) -> list[int] | None:
-        with self._clock.part("kv_allocator", self._label):
-            pages = self.allocator.allocate(n_tokens, upper_bound=upper_bound)
-        return self._taken(pages, n_tokens, 0)
-
-    def extend(self, pages: Sequence_[int], n_tokens: int) -> list[int] | None:
-        with self._clock.part("kv_allocator", self._label):
-            more = self.allocator.extend(tuple(pages), n_tokens)
-        return self._taken(more, n_tokens, len(pages))
-
-    def share(self, pages: Iterable[int]) -> None:
-        pages = list(pages)
-        with self._clock.part("kv_allocator", self._label):
-            self.allocator.share(pages)
-        for page in pages:
-            self.references[page] += 1
-
-    def free(self, pages: Iterable[int]) -> None:
-        pages = list(pages)
-        with self._clock.part("kv_allocator", self._label):
-            self.allocator.free(pages)
-        for page in pages:
-            self.references[page] -= 1
-            self.n_held -= not self.references[page]
-
-    def _taken(self, pages: list[int] | None, n_tokens: int, had: int) -> list[int] | None:
-        if pages is None:
-            return None
-        if not isinstance(pages, list):
-            raise PartFault(f"{self._label} returned a {type(pages).__name__} where a list of pages belongs")
-        if (had + len(pages)) * self.page_size < n_tokens:
-            raise PartFault(f"{self._label} gave {had + len(pages)} pages where {n_tokens} tokens need more")
-        for page in pages:
-            if not 0 <= page < self.n_pages or self.references[page]:
-                raise PartFault(f"{self._label} handed out page {page}, which is held already or not of the pool")
-            self.references[page] = 1
-        self.n_held += len(pages)
-        return pages
 
 
 @dataclass(slots=True)
@@ -103,6 +46,7 @@ class Memory:
         decode_tokens: int,
         clock: Clock,
         on_evicted: Callable[[int], None],
+        tier: HostTier | None = None,
     ) -> None:
         self.groups = groups
         self.cache = cache
@@ -111,6 +55,8 @@ class Memory:
         self.forks: dict[str, Sequence] = {}
         self.leads = Leads(self.page_size, sharing)
         self.evicted_pages = 0
+        self.tier = tier
+        self._keeps_idle = tier is not None and sharing == "prefix" and all(pages.window is None for pages in groups)
         self._cache_label = cache_label
         self._step_tokens = step_tokens
         self._decode_tokens = decode_tokens
@@ -134,6 +80,8 @@ class Memory:
 
     def admit(self, seq: Sequence) -> bool:
         """Match the prefix and hold pages for all tokens, or as many as a window group may hold. False: no room."""
+        if self.tier is not None and seq.id in self.tier.swapped:
+            return self._swap_in(seq, self.tier)
         if seq.id not in self.forks:
             self._take_prefix(seq)
         if all(self._admit_group(seq, index) for index in range(len(self.groups))):
@@ -160,12 +108,29 @@ class Memory:
     def release(self, seq: Sequence) -> None:
         """Free all that a sequence holds; it starts over. Those in `leads.followers` must have been released before."""
         self.leads.done(seq)
+        if self.tier is not None:
+            self.tier.drop(seq)
         self._unlock(seq)
         for pages, table in zip(self.groups, seq.tables, strict=True):
             pages.free(table.pages)
             table.pages, table.start = (), 0
         self.forks.pop(seq.id, None)
         seq.num_computed = 0
+
+    def swap_out(self, seq: Sequence) -> int:
+        """Move a running sequence to the host tier. How many of its tokens are safe there; 0: it still holds all."""
+        if self.tier is None or self.leads.pending(seq):
+            return 0
+        swapped = self.tier.copy_out(seq)
+        if swapped is None or any(
+            start > self._first_needed(pages, swapped.num_computed)
+            for pages, start in zip(self.groups, swapped.starts, strict=True)
+        ):
+            self.tier.give_up(swapped)
+            return 0
+        self.release(seq)
+        self.tier.swapped[seq.id] = swapped
+        return swapped.num_computed
 
     def remember(self, seq: Sequence) -> None:
         """Offer a sequence's whole computed pages to the prefix cache."""
@@ -190,6 +155,8 @@ class Memory:
         are left of it."""
         if seq.id in self.forks:
             return seq.num_computed
+        if self.tier is not None and seq.id in self.tier.swapped:
+            return self.tier.swapped[seq.id].num_computed
         if not self._may_match(seq):
             return 0
         with self._clock.part("prefix_cache", self._cache_label):
@@ -206,6 +173,8 @@ class Memory:
     def flush(self) -> None:
         """Empty the prefix cache of all that no running sequence has locked."""
         self._evict(self.cache.n_pages)
+        if self.tier is not None:
+            self.tier.forget_idle()
 
     # --- accounting -----------------------------------------------------------------------------------------------
 
@@ -240,6 +209,8 @@ class Memory:
                 raise PartFault(f"group {name}: {n_free} free and {pages.n_held} held pages of {pages.n_pages}")
         if self.cache.n_pages != len(self.cached):
             raise PartFault(f"{self._cache_label} says it keeps {self.cache.n_pages} pages of {len(self.cached)}")
+        if self.tier is not None:
+            self.tier.check()
 
     def _group_stats(self, index: int, pages: Pages, sequences: list[Sequence]) -> dict[str, int]:
         filled: dict[int, int] = {}
@@ -266,6 +237,7 @@ class Memory:
             "reserved_bytes": stats.reserved,
             "internal_waste_bytes": stats.internal_waste,
             "external_waste_bytes": stats.external_waste,
+            **(self.tier.stats(index) if self.tier is not None else {}),
         }
 
     # --- admission ------------------------------------------------------------------------------------------------
@@ -275,7 +247,7 @@ class Memory:
         n_pages = self._usable(match, self._most_pages(seq))
         if n_pages:
             self._lock(seq, match)
-        if self._follow(seq, n_pages) or not n_pages:
+        if self._follow(seq, n_pages):
             return
         seq.num_computed = n_pages * self.page_size
         for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
@@ -283,6 +255,47 @@ class Memory:
             used = match.pages[table.start // self.page_size : n_pages]
             table.pages = [self._twin(page, index) for page in used]
             pages.share(table.pages)
+        if self._keeps_idle and self.tier is not None and self._may_match(seq):
+            self._bring_in(seq, self.tier, n_pages)
+
+    def _bring_in(self, seq: Sequence, tier: HostTier, n_pages: int) -> None:
+        """Go on from the prefix that was matched with pages that left the cache for the host tier."""
+        if not tier.idle:
+            return
+        digests = list(page_digests(seq.tokens, self._most_pages(seq), self.page_size, seq.request.cache_salt))
+        found = tier.take(digests[n_pages:])
+        targets = [self._fresh(pages, len(found)) for pages in self.groups] if found else []
+        wanted = [target for target in targets if target is not None]
+        if len(wanted) < len(targets):
+            tier.put_back(found)
+            for pages, target in zip(self.groups, targets, strict=True):
+                pages.free(target or ())
+            return
+        for table, target in zip(seq.tables, wanted, strict=False):
+            table.append(target)
+        if found:
+            tier.bring_in(found, wanted)
+        seq.num_computed += len(found) * self.page_size
+
+    def _fresh(self, pages: Pages, n: int) -> list[int] | None:
+        n_tokens = n * self.page_size
+        return self._with_room(pages, n_tokens, lambda: pages.allocate(n_tokens, n_tokens))
+
+    def _swap_in(self, seq: Sequence, tier: HostTier) -> bool:
+        """Pages for all tokens of a preempted sequence again, and in them what lies in the host tier."""
+        swapped = tier.swapped[seq.id]
+        seq.num_computed = swapped.num_computed
+        for table, start in zip(seq.tables, swapped.starts, strict=True):
+            table.start = start
+        if all(self._admit_group(seq, index) for index in range(len(self.groups))):
+            tier.copy_in(seq)
+            self.leads.enter(seq)
+            return True
+        for pages, table in zip(self.groups, seq.tables, strict=True):
+            pages.free(table.pages)
+            table.pages, table.start = (), 0
+        seq.num_computed = 0
+        return False
 
     def _follow(self, seq: Sequence, n_cached: int) -> bool:
         """Share what a running sequence computes of this one's prefix, if that is more than is cached."""
@@ -450,6 +463,8 @@ class Memory:
             if entry is None:
                 raise PartFault(f"{self._cache_label} evicted page {page}, which it did not keep")
             self._window_pages.pop(page, None)
+            if self._keeps_idle and self.tier is not None:
+                self.tier.keep(entry.digest, [page, *entry.others])
             self.groups[0].free([page])
             for pages, other in zip(self.groups[1:], entry.others, strict=True):
                 pages.free([other] if other is not None else [])

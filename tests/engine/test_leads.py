@@ -40,7 +40,8 @@ def test_a_new_prefix_of_many_is_computed_once(scheduler, prefix_cache, budget):
 @pytest.mark.parametrize("budget", [3, 7, 30, 200])
 @pytest.mark.parametrize("allocator", ["paged", "contiguous"])
 def test_sharing_changes_nothing(kind, budget, allocator):
-    engine = toy_engine(ToyModel(MODELS[kind]), cache="radix", budget=budget, allocator=allocator, drafter="ngram", **MANY)
+    parts = {"cache": "radix", "budget": budget, "allocator": allocator, "drafter": "ngram"}
+    engine = toy_engine(ToyModel(MODELS[kind]), **parts, **MANY)
     assert generate(engine, PROMPTS, max_tokens=10) == _alone(kind)
     assert generate(engine, PROMPTS[::-1], max_tokens=10) == _alone(kind)[::-1]
 

@@ -106,10 +106,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _all_is_free(self) -> None:
         for group in self.engine.stats()["kv"].values():
-            assert group["held"] == 0
+            assert group["held"] == group.get("host_held", 0) == 0
         self.engine.memory.flush()
         for group in self.engine.stats()["kv"].values():
-            assert group["free"] == group["pages"]
+            assert group["free"] == group["pages"] and group.get("host_cached", 0) == 0
 
 
 @pytest.mark.parametrize("examples", [60])
