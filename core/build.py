@@ -21,9 +21,9 @@ from core.plugins.twins import TWINS
 from core.prefixes import Sharing
 from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
 from core.registry import Registry, near
-from core.runner import Attend, Runner
+from core.runner import Runner
 from core.tier import HostTier
-from core.types import Batch, Budget, KVGroup, LayerSpec
+from core.types import Attend, Batch, Budget, KVGroup, LayerSpec
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -217,4 +217,6 @@ def _label(part: Chosen) -> str:
 
 
 def _threads(recipe: Recipe) -> int:
-    return recipe.engine.threads or len(os.sched_getaffinity(0))
+    if recipe.engine.threads:
+        return recipe.engine.threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -97,7 +97,6 @@ class Engine:
         clock: Clock,
         needs_hidden: bool = False,
         seed: int | None = None,
-        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.runner = runner
         self.memory = memory
@@ -119,7 +118,6 @@ class Engine:
         self._seeds = torch.Generator().manual_seed(seed if seed is not None else secrets.randbits(63))
         self._progress_at = time.monotonic()
         self._last_step: dict[str, Any] = {}
-        self._close = close
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -139,7 +137,7 @@ class Engine:
         self.counters.prompt_tokens += len(request.prompt)
         self.observers.call("on_request_added", request=request)
         if request.params.max_tokens == 0 and request.params.prompt_logprobs is None:
-            for seq in choices:
+            for seq in list(choices):
                 self._finish(seq, "length")
             return
         self._wait(choices[0])
@@ -167,7 +165,9 @@ class Engine:
         return events
 
     def close(self) -> None:
-        self._close()
+        """End every request. Weights and pools are held for as long as the engine is referred to."""
+        for id in list(self._groups):
+            self.abort(id)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -347,6 +347,7 @@ class Engine:
         """The scheduler's verb: see core.types.Memory."""
         if len(self.running) >= self.limits.budget.running:
             return False
+        is_first = seq.cached_tokens is None
         try:
             if not self.memory.admit(seq):
                 return False
@@ -356,8 +357,7 @@ class Engine:
         self.waiting.remove(seq)
         self.running.append(seq)
         seq.state = State.RUNNING
-        seq.admissions += 1
-        if seq.admissions == 1:
+        if is_first:
             self.counters.cached_tokens += seq.cached_tokens or 0
         return True
 

@@ -23,7 +23,7 @@ log = logging.getLogger("partwise")
 
 
 class ObserverSpec:
-    """The hooks. An implementation takes those arguments it wants, by name. Times are seconds of `time.monotonic`."""
+    """The hooks. An implementation takes those arguments it wants, by name. Times are in seconds."""
 
     @hookspec
     def on_plugin_loaded(self, seam: str, name: str, distribution: str, version: str) -> None:
@@ -43,7 +43,7 @@ class ObserverSpec:
 
     @hookspec
     def on_step(self, stats: Mapping[str, Any]) -> None:
-        """A step is done; `stats` as from `Engine.step_stats`."""
+        """A step is done; `stats` are its batch_size and tokens, and the sequences running and waiting after it."""
 
     @hookspec
     def on_preempted(self, id: str, index: int, computed_tokens: int) -> None:

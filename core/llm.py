@@ -10,13 +10,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from core.text import ChoiceText, Delta
-from core.types import Event, FinishReason, InvalidRequest, QueueFull, Request, SamplingParams, TokenLogprob
+from core.types import (
+    COMPLETION_TOKENS,
+    Event,
+    FinishReason,
+    InvalidRequest,
+    QueueFull,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from core.engine import Engine
     from core.models.tokenizer import Tokenizer
-
-COMPLETION_TOKENS = 16
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]

@@ -54,7 +54,6 @@ class Memory:
         self.cached: dict[int, CachedPage] = {}
         self.forks: dict[str, Sequence] = {}
         self.leads = Leads(self.page_size, sharing)
-        self.evicted_pages = 0
         self.tier = tier
         self._keeps_idle = tier is not None and sharing == "prefix" and all(pages.window is None for pages in groups)
         self._cache_label = cache_label
@@ -469,7 +468,6 @@ class Memory:
             for pages, other in zip(self.groups[1:], entry.others, strict=True):
                 pages.free([other] if other is not None else [])
         if gone:
-            self.evicted_pages += len(gone)
             self._on_evicted(len(gone))
         return len(gone)
 

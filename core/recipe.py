@@ -73,7 +73,9 @@ class MemoryConfig(_Config):
 
 class EngineConfig(_Config):
     """`max_model_len`: the longest a sequence may become (None: what the model allows, at most 8,192); `max_waiting`:
-    requests that may wait before new ones are refused; `threads`: None takes the machine's cores."""
+    requests that may wait before new ones are refused; `threads`: None takes the machine's cores; `dtype`: of
+    activations, and of all that no quantizer stores otherwise; `seed`: what unseeded requests are drawn from (None: by
+    chance)."""
 
     max_model_len: PositiveInt | None = None
     max_waiting: PositiveInt = 1024

@@ -24,6 +24,10 @@ class PartError(PartwiseError):
     """A part that cannot be found, loaded or set as asked; the message names its distribution."""
 
 
+class ApiError(PartError):
+    """A part written for another version of its seam's interface."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """An entry point, not imported yet. `problem` says why it can never be used."""
@@ -172,7 +176,7 @@ def _check_api(part: Found, card: PluginInfo) -> None:
     said, have = f"{major}.{minor}", f"{current[0]}.{current[1]}"
     newer = (major, minor) > current
     cure = "update partwise" if newer else "update the part"
-    raise PartError(f"{part.label} is written for API {said} of its seam; this is {have}: {cure}")
+    raise ApiError(f"{part.label} is written for API {said} of its seam; this is {have}: {cure}")
 
 
 def _option_problem(seam: str, model: type[Options], item: Any) -> str:

@@ -16,11 +16,7 @@ from core.interfaces.attention import AttentionKernel
 from core.interfaces.fusing import Fusable, FusedStep, Fuser
 from core.kv import LayerKV
 from core.sequence import Sequence as Seq
-from core.types import Batch, Draft, GroupBatch, LayerSpec
-
-
-class Attend(Protocol):
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor: ...
+from core.types import Attend, Batch, Draft, GroupBatch, LayerSpec
 
 
 class Model(Protocol):

@@ -7,6 +7,7 @@ nor preemption nor drafting changes what a seeded request gets.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
@@ -14,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.types import Draft, SamplingParams, TokenLogprob
+from core.types import LOGPROB_FLOOR, Draft, SamplingParams, TokenLogprob
 
-LOGPROB_FLOOR = -9999.0
 SORTED_FIRST = 1024
 
 
@@ -147,7 +147,7 @@ def verify(logits: Tensor, samplers: Sequence_[Sampler], drafts: Sequence_[Draft
     return verified
 
 
-def _targets(logits: Tensor, sampler: Sampler, draft: Draft):  # type: ignore[no-untyped-def]
+def _targets(logits: Tensor, sampler: Sampler, draft: Draft) -> Iterator[int]:
     """The target's token after each drafted one, drawn only as far as the drafts are accepted."""
     for ahead in range(len(logits)):
         adjusted = sampler.adjust(logits[ahead], draft.tokens[:ahead])
@@ -161,7 +161,7 @@ def _targets(logits: Tensor, sampler: Sampler, draft: Draft):  # type: ignore[no
             yield sampler.draw(probs, ahead)
 
 
-def _accept(drafted: tuple[int, ...], targets) -> Verified:  # type: ignore[no-untyped-def]
+def _accept(drafted: tuple[int, ...], targets: Iterable[int]) -> Verified:
     tokens: list[int] = []
     for position, target in enumerate(targets):
         tokens.append(target)

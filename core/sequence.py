@@ -69,7 +69,6 @@ class Sequence:
     """State of one choice. Schedulers read it through core.types.SequenceView; the engine and memory write it."""
 
     __slots__ = (
-        "admissions",
         "arrival",
         "cached_tokens",
         "client",
@@ -108,7 +107,6 @@ class Sequence:
         self.match: Match | None = None
         self.leader: tuple[Sequence, int] | None = None
         self.state = State.WAITING
-        self.admissions = 0
         self.first_token_at: float | None = None
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.sampler: Any = None

@@ -17,6 +17,11 @@ MAX_STOPS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 
+COMPLETION_TOKENS = 16
+"""`max_tokens` of a plain text that asks for none; a conversation gets all the room there is."""
+LOGPROB_FLOOR = -9999.0
+"""What a log probability below it, or minus infinity, is given as: JSON has no infinities."""
+
 
 class PartwiseError(Exception):
     """Any error whose message is written for the person who can mend it."""
@@ -248,12 +253,15 @@ class SequenceView(Protocol):
     @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
+
     @property
     def num_computed(self) -> int:
         """Tokens whose keys and values are in pages; set by admission to what a prefix cache already holds."""
+
     @property
     def num_drafts(self) -> int:
         """Drafted tokens that may be verified in this step."""
+
     @property
     def max_total(self) -> int:
         """The longest this sequence may become."""
@@ -359,6 +367,14 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return len(self.kv_lens)
+
+
+class Attend(Protocol):
+    """Attention of one layer as a model calls it: once a layer, in order."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
+        """q [T, Hq, D], k [T, Hkv, D] and v [T, Hkv, Dv] (None: values are part of the keys), rotated and normed, not
+        always contiguous -> [T, Hq, Dv]"""
 
 
 # --- drafting -----------------------------------------------------------------------------------------------------

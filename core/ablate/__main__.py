@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from rich.console import Console
 
-from core.ablate.run import main
 from core.lab.errors import LabError
 
 USAGE = """\
@@ -41,6 +41,8 @@ def command(words: list[str]) -> int:
     if not words or "--help" in words or "-h" in words:
         print(USAGE, end="")
         return 0 if words else 2
+    from core.ablate.run import main  # heavy, and help does not need it
+
     try:
         return main(words, Console(highlight=False))
     except LabError as error:
@@ -49,4 +51,5 @@ def command(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(command(sys.argv[1:]))

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from core.lab import designs, environment, plan, recipes, report, words
 from core.lab.designs import AGAIN, Arm, Design
-from core.lab.errors import LabError, UsageError
+from core.lab.errors import LabError, TargetError, UsageError
 from core.lab.hosts import Host, server
 from core.lab.ledger import Header, Ledger, read
 from core.lab.metrics import metric
 from core.lab.plan import StudyPlan
 from core.lab.quality import QualityPlan
 from core.lab.screen import Terminal
-from core.lab.study import Study
+from core.lab.study import Study, failures
 from core.lab.words import Words
 from core.lab.workloads import workload
 
@@ -64,23 +64,22 @@ def planned(found: Words) -> StudyPlan:
     for name, options in loads.items():
         workload(name, options)
     metric(str(lab.get("metric", "requests_per_s")))
+    given: dict[str, Any] = {
+        "recipe": found.recipe_name,
+        "workloads": loads,
+        "metric": str(lab.get("metric", "requests_per_s")),
+        "margin": _share(lab.get("margin", 0.05)),
+        "budget_s": plan.duration(lab.get("budget", DEFAULT_BUDGET)),
+        "blocks": words.whole(found, "blocks", 40),
+        "warmup": words.whole(found, "warmup", 1, least=0),
+        "seed": words.whole(found, "seed", 0, least=0),
+        "targets": words.targets(found),
+        "price": words.price(found),
+        "quality": _quality(found),
+    }
     design, lossless = _design(found)
     try:
-        return StudyPlan(
-            recipe=found.recipe_name,
-            design=design,
-            workloads=loads,
-            metric=str(lab.get("metric", "requests_per_s")),
-            margin=_share(lab.get("margin", 0.05)),
-            budget_s=plan.duration(lab.get("budget", DEFAULT_BUDGET)),
-            blocks=words.whole(found, "blocks", 40),
-            warmup=words.whole(found, "warmup", 1, least=0),
-            seed=words.whole(found, "seed", 0, least=0),
-            targets=words.targets(found),
-            price=words.price(found),
-            quality=_quality(found),
-            lossless=lossless,
-        )
+        return StudyPlan(**given, design=design, lossless=lossless)
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}.") from None
@@ -184,7 +183,7 @@ def _study(made: StudyPlan, folder: Path, console: Console) -> int:
         console.print(f"{why}. So far: {written}", markup=False, soft_wrap=True)
         return 130
     console.print(f"Done: {why}. The report is {written}", markup=False, soft_wrap=True)
-    return 0
+    return TargetError.exit_code if failures(ledger) else 0
 
 
 def _same_study(made: StudyPlan, ledger: Ledger) -> None:

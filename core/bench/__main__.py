@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from rich.console import Console
 
-from core.bench.run import run
 from core.lab.errors import LabError, UsageError
 
 USAGE = """\
@@ -55,6 +55,8 @@ def command(words: list[str]) -> int:
     if not words or "--help" in words or "-h" in words:
         print(USAGE, end="")
         return 0 if words else 2
+    from core.bench.run import run  # heavy, and help does not need it
+
     sweep = any(word in ("-m", "--multirun") for word in words)
     plain = [word for word in words if word not in ("-m", "--multirun")]
     try:
@@ -68,4 +70,5 @@ def command(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(command(sys.argv[1:]))

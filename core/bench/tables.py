@@ -9,10 +9,10 @@ from rich.table import Column, Table
 
 from core.lab import cost
 from core.lab.analysis import arm_means
+from core.lab.findings import number
 from core.lab.ledger import Trial
 from core.lab.metrics import LATENCIES, METRICS, PERCENTILES
 from core.lab.plan import Price
-from core.lab.report import number
 
 COLUMNS = {
     "requests_per_s": "req/s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from core.interfaces.plugin import CacheContext, Options, Part
 from core.types import Match
@@ -97,4 +97,3 @@ class CacheEntry:
     depth_tokens: int = 0
     tokens: int = 0
     priority: int = 0
-    extra: dict[str, float] = field(default_factory=dict)

@@ -42,6 +42,17 @@ def _short(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 20 else f"{ratio:.1f}"
 
 
+def number(name: str, value: float | None) -> str:
+    """A metric's value as a table shows it."""
+    if value is None:
+        return "–"
+    if metric(name).unit == "B":
+        return f"{value / 2**20:,.0f} MiB"
+    if name in ("prefix_hit_rate", "acceptance"):
+        return f"{value * 100:.0f} %"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def on_workload(result: Result) -> str:
     """What one effect is on one workload: a phrase without the effect's name."""
     e, v = result.estimate, result.verdict

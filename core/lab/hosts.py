@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import re
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from core.lab import children
 from core.lab.errors import TargetError
 from core.lab.targets import OpenAITarget, Target
 
@@ -78,8 +78,8 @@ def server(words: Sequence[str], command: Sequence[str] = ("-m", "core.serve")) 
 
     `command`: what Python is asked to run, before `words`.
     """
-    full = [sys.executable, *command, *words]
-    process = subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = children.start([*command, *words], **pipes, text=True, errors="replace")
     output = _Output(process)
     try:
         url = output.url(START_S)

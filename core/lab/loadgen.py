@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
+from core.lab import children
 from core.lab.errors import LabError, TargetError
 from core.lab.generator import NOT_ASKED, Job, Line
 from core.lab.metrics import RequestRecord
@@ -37,9 +37,7 @@ def measure(
     requests that have ended. TargetError when the target cannot be reached or fails every request of the
     warm-up; DeadlineReached after `deadline_s` seconds.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "core.lab.generator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    process = children.start(["-m", "core.lab.generator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     late = threading.Event()
     timer = threading.Timer(deadline_s, _stop, (process, late)) if deadline_s is not None else None
     if timer:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ WINDOW = 1600
 PROMPTS = 6
 GENERATED = 32
 TOP = 5
+REQUEST_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +88,34 @@ class Quality:
         return self.agreement == 1.0 and self.kl == 0.0
 
 
-def take(target: OpenAITarget, plan: QualityPlan) -> Answers:
-    """Asks a running arm. TargetError when it does not give log probabilities."""
+def take(target: OpenAITarget, plan: QualityPlan, left: Callable[[], float] = lambda: math.inf) -> Answers:
+    """Asks a running arm. TargetError when it does not give log probabilities, or no seconds are `left` before
+    everything is asked."""
     rng = random.Random("quality")
     prompts = [text.passage(rng, 48) for _ in range(PROMPTS)]
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    with httpx.Client(base_url=target.url, headers=headers, timeout=target.timeout_s) as http:
+    with httpx.Client(base_url=target.url, headers=headers) as http:
         model = target.model or http.get("/v1/models").json()["data"][0]["id"]
         base = {"model": model, "temperature": 0, "logprobs": TOP}
         generate = base | {"max_tokens": GENERATED, "ignore_eos": True}
-        greedy = [_steps(http, generate | {"prompt": p}) for p in prompts]
-        given = [_steps(http, base | {"prompt": w, "echo": True, "max_tokens": 1})[:-1] for w in plan.windows()]
+        greedy = [_steps(http, generate | {"prompt": p}, left) for p in prompts]
+        read = base | {"echo": True, "max_tokens": 1}
+        given = [_steps(http, read | {"prompt": w}, left)[:-1] for w in plan.windows()]
     return Answers(greedy, given)
 
 
-def _steps(http: httpx.Client, body: Mapping[str, Any]) -> list[Step]:
+def _steps(http: httpx.Client, body: Mapping[str, Any], left: Callable[[], float]) -> list[Step]:
+    seconds = min(left(), REQUEST_S)
+    if seconds <= 0:
+        raise TargetError("quality was not measured: no time was left.")
     try:
-        response = http.post("/v1/completions", json=body)
+        response = http.post("/v1/completions", json=body, timeout=seconds)
         response.raise_for_status()
         found = response.json()["choices"][0]["logprobs"]
         rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
         return [Step(token, logprob, top) for token, logprob, top in rows if logprob is not None]
+    except httpx.TimeoutException:
+        raise TargetError("quality was not measured: an answer took too long.") from None
     except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
         raise TargetError(f"quality cannot be measured: the target gave no log probabilities ({error}).") from None
 

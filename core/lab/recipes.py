@@ -11,7 +11,6 @@ from core.compose import compose_words
 from core.interfaces.plugin import BuildContext
 from core.lab.designs import Arm, Switch
 from core.lab.errors import UsageError, unknown
-from core.models.loading import open_model
 from core.models.source import ModelSpec, resolve
 from core.recipe import PartChoice, Recipe, incompatibilities
 from core.recipe import resolve as resolve_parts
@@ -81,6 +80,8 @@ def lossless(recipe: str, overrides: Sequence[str], found: Sequence[Switch]) -> 
 
 def reasons(words: Sequence[str]) -> list[str]:
     """Why a recipe cannot work, without loading weights; empty when it can."""
+    from core.models.loading import open_model  # torch, which a look at the words does not need
+
     try:
         recipe = compose_words(list(words))
         registry = recipe.registry()

@@ -189,21 +189,10 @@ def _row(plan: StudyPlan, mean: ArmMean, columns: Sequence[str], losses: Mapping
     rate = mean.values.get("output_tokens_per_s")
     return Row(
         mean=mean,
-        cells=[number(name, mean.values.get(name)) for name in columns],
+        cells=[findings.number(name, mean.values.get(name)) for name in columns],
         loss=findings.loss(losses[mean.arm]) if mean.arm in losses else "",
         usd_per_million=cost.per_million(plan.price, rate) if plan.price and rate else None,
     )
-
-
-def number(name: str, value: float | None) -> str:
-    """A metric's value as a table shows it."""
-    if value is None:
-        return "–"
-    if metric(name).unit == "B":
-        return f"{value / 2**20:,.0f} MiB"
-    if name in ("prefix_hit_rate", "acceptance"):
-        return f"{value * 100:.0f} %"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _pictures(
@@ -286,7 +275,7 @@ def _themed(svg: str) -> Markup:
 def render(report: Report, template: str) -> str:
     """`report.html` or `report.md` as text."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("core.lab", "templates"),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=template.endswith(".html"),
         trim_blocks=True,
         lstrip_blocks=True,

@@ -114,9 +114,9 @@ class Study:
             raise LabError("no effect can be measured: see above why arms cannot work.")
 
     def _check_anything_works(self) -> None:
-        failures = [e for e in self._ledger.entries if isinstance(e, Failure)]
-        if failures and not self._ledger.trials:
-            raise TargetError(f"no arm works; the last one failed so: {failures[-1].reason}")
+        failed = [e for e in self._ledger.entries if isinstance(e, Failure)]
+        if failed and not self._ledger.trials:
+            raise TargetError(f"no arm works; the last one failed so: {failed[-1].reason}")
 
     def _wanted(self, block: int) -> list[tuple[Arm, list[str]]]:
         """Arms of this block in their random order, each with its workloads in theirs."""
@@ -186,7 +186,7 @@ class Study:
         if self.plan.quality is None or path.exists() or not isinstance(host.target, OpenAITarget):
             return
         try:
-            answers = quality.take(host.target, self.plan.quality)
+            answers = quality.take(host.target, self.plan.quality, self.left)
         except TargetError as error:
             self._screen.warn(f"{arm.name}: {error}")
             return
@@ -242,14 +242,20 @@ def spent(ledger: Ledger) -> float:
     return trials + sum(e.seconds for e in ledger.entries if isinstance(e, Failure))
 
 
+def failures(ledger: Ledger) -> bool:
+    """Whether anything that should have worked did not: an arm, or a single request."""
+    failed = any(t.summary.completed < t.summary.requests for t in ledger.trials)
+    return failed or any(isinstance(e, Failure) for e in ledger.entries)
+
+
 def missing(ledger: Ledger, before: int | None = None) -> Mapping[str, str]:
     """Arms that are given up, with the reason: impossible ones, and those that failed `MOST_FAILURES` times in
     blocks before `before`."""
     given_up = {e.arm: "; ".join(e.reasons) for e in ledger.entries if isinstance(e, Impossible)}
-    failures = [e for e in ledger.entries if isinstance(e, Failure) and (before is None or e.block < before)]
-    for arm, times in Counter(e.arm for e in failures).items():
+    failed = [e for e in ledger.entries if isinstance(e, Failure) and (before is None or e.block < before)]
+    for arm, times in Counter(e.arm for e in failed).items():
         if times >= MOST_FAILURES:
-            given_up[arm] = next(e.reason for e in reversed(failures) if e.arm == arm)
+            given_up[arm] = next(e.reason for e in reversed(failed) if e.arm == arm)
     return given_up
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -11,6 +10,7 @@ import yaml
 
 from core.models.source import ModelSpec, read_spec, resolve, spec_from_word
 from core.models.tokenizer import load_tokenizer
+from core.registry import near
 from core.types import PartwiseError
 
 
@@ -22,9 +22,7 @@ def named(word: str) -> ModelSpec:
     recipe = files("recipes") / "model" / f"{word}.yaml"
     if not recipe.is_file():
         known = [file.name.removesuffix(".yaml") for file in (files("recipes") / "model").iterdir()]
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-        raise PartwiseError(f"there is no model recipe {word!r}; {hint}")
+        raise PartwiseError(f"there is no model recipe {word!r}{near(word, known)}")
     return read_spec(yaml.safe_load(recipe.read_text()))
 
 

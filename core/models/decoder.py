@@ -12,7 +12,6 @@ from core.interfaces.fusing import DecoderPieces, LayerPieces
 from core.interfaces.quantizer import Embedding, Linear
 from core.models.config import ModelConfig
 from core.models.layers import (
-    Attend,
     GatedMLP,
     HeadAttention,
     LatentAttention,
@@ -23,7 +22,7 @@ from core.models.layers import (
     build_norm,
 )
 from core.models.rope import Rope
-from core.types import Batch, LayerSpec
+from core.types import Attend, Batch, LayerSpec
 
 
 class DenseEmbedding:

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from core.interfaces.model import LayerShape, Weights
 from core.interfaces.quantizer import Linear, WeightQuantizer
-from core.models.layers import Attend
-from core.models.loaded import Build, LoadedModel, OpenedModel, Scores, kernel_needs, layer_specs
+from core.models.loaded import GIVES, Build, LoadedModel, OpenedModel, Scores, kernel_needs, layer_specs
 from core.models.source import ModelSource
 from core.models.stored import PlainWeight
 from core.models.tokenizer import tokenizer_vocab
-from core.types import Batch, LayerSpec, PartwiseError
+from core.types import Attend, Batch, LayerSpec, PartwiseError
 
-GIVES = frozenset({"hidden_states"})
 TOLERANCE = 1e-3
 
 

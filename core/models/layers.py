@@ -17,9 +17,8 @@ from core.interfaces.model import Weights
 from core.interfaces.quantizer import Linear, WeightQuantizer
 from core.models.config import MLPConfig, ModelConfig, MoEConfig
 from core.models.rope import rotate
-from core.types import LayerSpec, PartwiseError
+from core.types import Attend, LayerSpec, PartwiseError
 
-Attend = Callable[[int, Tensor, Tensor, Tensor | None], Tensor]
 Tables = tuple[Tensor, Tensor]
 
 

@@ -13,8 +13,10 @@ from core.interfaces.attention import AttentionStructure
 from core.interfaces.fusing import DecoderPieces
 from core.interfaces.model import ModelConfig
 from core.interfaces.quantizer import WeightQuantizer
-from core.models.layers import Attend
-from core.types import Batch, KVGroup, LayerSpec, PartwiseError
+from core.types import Attend, Batch, KVGroup, LayerSpec, PartwiseError
+
+GIVES = frozenset({"hidden_states"})
+"""What parts may ask of any model here."""
 
 
 class Runnable(Protocol):
@@ -43,9 +45,7 @@ class LoadedModel:
     known; `max_positions`: the longest sequence it may serve, in tokens; `weight_bytes`: what its weights hold in this
     process.
 
-    `forward(batch, attend)` gives the final hidden states [T, hidden]. It calls `attend(layer, q, k, v)` once a layer,
-    in order, with q [T, Hq, D], k [T, Hkv, D] and v [T, Hkv, Dv], rotated and normed, not always contiguous, and wants
-    [T, Hq, Dv]; v is None where values are part of the keys. `logits(hidden [R, hidden])` are float32 [R, V].
+    `forward(batch, attend)` gives the final hidden states [T, hidden]; `logits(hidden [R, hidden])` are float32 [R, V].
     """
 
     config: Description

@@ -18,14 +18,12 @@ from core.models.describe import describe, describe_gguf, read_folder
 from core.models.families import FAMILIES
 from core.models.gguf_file import GGUFFile
 from core.models.layers import Parts
-from core.models.loaded import Build, LoadedModel, OpenedModel, Scores, kernel_needs, layer_specs
+from core.models.loaded import GIVES, Build, LoadedModel, OpenedModel, Scores, kernel_needs, layer_specs
 from core.models.source import ModelSource, ModelSpec, read_spec, resolve
 from core.models.tokenizer import tokenizer_vocab
 from core.types import PartwiseError
 
 __all__ = ["LoadedModel", "OpenedModel", "load_model", "open_model"]
-
-GIVES = frozenset({"hidden_states"})
 
 
 def open_model(model: ModelSpec | ModelSource | Mapping[str, Any]) -> OpenedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from core.models.fetch import fetch_hub, fetch_packages
+from core.registry import near
 from core.types import PartwiseError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -75,9 +75,7 @@ def read_spec(values: Mapping[str, Any]) -> ModelSpec:
     problems = []
     for key in values:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            problems.append(f"unknown field {key!r}; {hint}")
+            problems.append(f"unknown field {key!r}{near(str(key), known)}")
     if not problems:
         try:
             return ModelSpec.model_validate(dict(values))

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,8 @@ def _check(given: argparse.Namespace) -> int:
     from core.testing.report import as_json, checklist
     from core.testing.suite import run
 
+    if find_spec("hypothesis") is None:
+        raise PartError("check needs hypothesis: pip install 'partwise[test]'")
     if any("=" not in word for word in given.options):
         raise PartError(f"options are written KEY=VALUE, not {' '.join(given.options)}")
     options = {key: _value(value) for key, _, value in (word.partition("=") for word in given.options)}

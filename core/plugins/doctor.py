@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from core.interfaces import BuildContext
-from core.registry import Found, PartError, Registry
+from core.registry import ApiError, Found, PartError, Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,10 @@ def _problem(registry: Registry, found: Found) -> tuple[str, str] | None:
         return "name", f"{found.distribution} {found.version}: {found.problem}"
     try:
         card = registry.info(found.seam, found.name)
+    except ApiError as error:
+        return "api", str(error)
     except PartError as error:
-        return "api" if "is written for API" in str(error) else "card", str(error)
+        return "card", str(error)
     try:
         part = registry.load(found.seam, found.name)
     except PartError as error:

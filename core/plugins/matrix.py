@@ -22,10 +22,9 @@ def page(registry: Registry, distribution: str | None = "partwise") -> str:
     parts = _choices(registry, distribution)
     keys = list(parts)
     notes: dict[str, str] = {}
-    rows = []
-    for n, a in enumerate(keys, 1):
-        cells = (_cell(parts, registry, a, b, notes) for b in keys)
-        rows.append(f"| {n} | {a[0]}={a[1]} | {' | '.join(cells)} |")
+    cells = {(a, b): _cell(parts, registry, a, b, notes) for a, b in itertools.combinations_with_replacement(keys, 2)}
+    cells |= {(b, a): cell for (a, b), cell in cells.items()}
+    rows = [f"| {n} | {a[0]}={a[1]} | {' | '.join(cells[a, b] for b in keys)} |" for n, a in enumerate(keys, 1)]
     head = ["| | part | " + " | ".join(str(n) for n in range(1, len(keys) + 1)) + " |"]
     head.append("|---|---|" + "---|" * len(keys))
     return (
@@ -56,7 +55,8 @@ def _cell(parts: Mapping[Key, Chosen], registry: Registry, a: Key, b: Key, notes
 def _note(parts: Mapping[Key, Chosen], registry: Registry, a: Key, b: Key) -> str:
     """Nothing if the pair works beside null parts; what else is needed, or why it cannot work."""
     reasons: list[str] = []
-    for others in _fillings(parts, a, b):
+    hopeless = not all(_offered(need, parts) for key in (a, b) for need in parts[key].info.requires)
+    for others in itertools.islice(_fillings(parts, a, b), 1 if hopeless else None):
         chosen = {seam: parts[seam, name] for seam, name in (*others, a, b)}
         found = incompatibilities(chosen, registry, BuildContext())
         if not found:
@@ -64,6 +64,12 @@ def _note(parts: Mapping[Key, Chosen], registry: Registry, a: Key, b: Key) -> st
             return f"with {' and '.join(changed)}" if changed else ""
         reasons = reasons or found
     return "; ".join(sorted(reasons))
+
+
+def _offered(need: str, parts: Mapping[Key, Chosen]) -> bool:
+    """Whether any part gives what another needs."""
+    offers = {name for part in parts.values() for name in (*part.info.provides, f"{part.seam}:{part.info.name}")}
+    return not offers.isdisjoint(need.split("|"))
 
 
 def _fillings(parts: Mapping[Key, Chosen], a: Key, b: Key) -> Iterator[list[Key]]:

@@ -6,14 +6,12 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from core.serve.generation import Generation
 from core.serve.protocol import CompletionRequest, GenerationRequest
 from core.text import Delta, Detokenizer, Vocabulary
-from core.types import TokenLogprob
-
-LOWEST_LOGPROB: Final = -9999.0
+from core.types import LOGPROB_FLOOR, TokenLogprob
 
 
 class Answer:
@@ -174,5 +172,5 @@ def _joined(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinities: what is not a finite number, or below it, is LOWEST_LOGPROB."""
-    return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
+    """JSON has no infinities: what is not a finite number, or below it, is LOGPROB_FLOOR."""
+    return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR

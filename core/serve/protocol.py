@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from core.types import MAX_CHOICES, MAX_LOGPROBS, InvalidRequest, SamplingParams
+from core.types import COMPLETION_TOKENS, MAX_CHOICES, MAX_LOGPROBS, InvalidRequest, SamplingParams
 
 MAX_MESSAGES: Final = 4096
 MAX_VALUES: Final = 65536
-COMPLETION_TOKENS: Final = 16
 
 Int = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]

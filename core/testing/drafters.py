@@ -34,10 +34,14 @@ class DrafterSuite(SameOutput, Suite):
         drafter: Drafter = self.build(BuildContext(vocab_size=vocab, max_running=8), k=k)
         return drafter
 
-    def view(self, tokens: Sequence[int], k: int = 4, id: str = "s0", temperature: float = 0.0) -> DraftView:
+    def view(
+        self, tokens: Sequence[int], k: int = 4, id: str = "s0", temperature: float = 0.0, new: int | None = None
+    ) -> DraftView:
+        """A view of `tokens`, of which the last `new` (by default all) were computed since the call before."""
         hidden = None
         if "hidden_states" in self.card.requires:
-            hidden = torch.randn(len(tokens), HIDDEN, generator=torch.Generator().manual_seed(len(tokens)))
+            n = len(tokens) if new is None else new
+            hidden = torch.randn(n, HIDDEN, generator=torch.Generator().manual_seed(len(tokens)))
         return DraftView(id, list(tokens), k, temperature, hidden)
 
     def looping(self, n: int = 24) -> list[int]:
@@ -160,11 +164,13 @@ class DrafterSuite(SameOutput, Suite):
         prompt = self.looping(12)
         tokens = list(prompt)
         sampler = Sampler(SamplingParams(temperature=1.0), seed, 0, tokens, len(prompt), frozenset())
+        seen = 0
         while len(tokens) < len(prompt) + 3:
             left = len(prompt) + 3 - len(tokens)
-            draft = Draft() if left == 1 else self.proposed(drafter, [self.view(tokens, left - 1, id, 1.0)])[0]
-            context = [tokens[-1], *draft.tokens]
-            logits = torch.stack([target(token) for token in context])
+            view = self.view(tokens, left - 1, id, 1.0, new=len(tokens) - seen)
+            draft = Draft() if left == 1 else self.proposed(drafter, [view])[0]
+            seen = len(tokens)
+            logits = torch.stack([target(token) for token in (tokens[-1], *draft.tokens)])
             tokens += verify(logits, [sampler], [draft])[0].tokens
         drafter.forget(id)
         return tuple(tokens[len(prompt) :])
@@ -201,7 +207,7 @@ class DrafterSuite(SameOutput, Suite):
         def grow() -> None:
             for text in texts:
                 text.append(text[-5])
-            drafter.propose([self.view(text, id=f"s{n}") for n, text in enumerate(texts)])
+            drafter.propose([self.view(text, id=f"s{n}", new=1) for n, text in enumerate(texts)])
 
         return microseconds(grow, repeats=5, at_least_s=0.001)
 

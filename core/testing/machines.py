@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from core.types import DraftView
+
 if TYPE_CHECKING:
     from core.testing.allocators import AllocatorSuite
     from core.testing.drafters import DrafterSuite
@@ -187,6 +189,7 @@ class DrafterMachine(RuleBasedStateMachine):
         self.suite = suite
         self.drafter = suite.drafter()
         self.texts: dict[str, list[int]] = {}
+        self.seen: dict[str, int] = {}
         self.names = count()
 
     @rule(prompt=st.lists(st.integers(0, 7), min_size=1, max_size=20))
@@ -197,7 +200,7 @@ class DrafterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), k=st.integers(1, 4), temperature=st.sampled_from([0.0, 1.0]))
     def step(self, data: st.DataObject, k: int, temperature: float) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True, max_size=4), "sequences")
-        views = [self.suite.view(self.texts[name], k, name, temperature) for name in chosen]
+        views = [self._view(name, k, temperature) for name in chosen]
         for name, draft in zip(chosen, self.suite.proposed(self.drafter, views), strict=True):
             assert len(draft.tokens) <= k, f"{len(draft.tokens)} tokens drafted where k is {k}"
             assert all(0 <= token < 8 for token in draft.tokens), f"drafted {draft.tokens} of a vocabulary of 8"
@@ -209,5 +212,11 @@ class DrafterMachine(RuleBasedStateMachine):
     def end_or_preempt(self, data: st.DataObject, ends: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.texts)), "sequence")
         self.drafter.forget(name)
+        self.seen.pop(name, None)
         if ends:
             del self.texts[name]
+
+    def _view(self, name: str, k: int, temperature: float) -> DraftView:
+        text = self.texts[name]
+        new, self.seen[name] = len(text) - self.seen.get(name, 0), len(text)
+        return self.suite.view(text, k, name, temperature, new)

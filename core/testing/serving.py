@@ -78,7 +78,8 @@ class SameOutput(_Base):
         try:
             key = tuple(sorted({**around, self.seam: self.part}.items()))
             options = tuple(sorted((k, repr(v)) for k, v in self.options.items()))
-            return _serve_once(model, key, self.seam, options, self.plugin_path, _Unhashed(dict(self.options)))
+            asked = _Unhashed(dict(self.options))
+            return _serve_once(model, key, self.seam, options, self.plugin_path, self.page_size, asked)
         except RecipeError as error:
             if model == "windowed":
                 raise unittest.SkipTest(f"does not work with this model: {error}") from None
@@ -105,10 +106,11 @@ def _serve_once(
     seam: str,
     options_key: tuple[tuple[str, str], ...],
     plugin_path: str | None,
+    page_size: int,
     options: _Unhashed,
 ) -> Served:
-    recipe = recipe_of(dict(parts), model, options={seam: dict(options)}, plugin_path=plugin_path)
-    return serve(recipe)
+    given = {seam: dict(options)}
+    return serve(recipe_of(dict(parts), model, options=given, plugin_path=plugin_path, page_size=page_size))
 
 
 @lru_cache
@@ -125,7 +127,7 @@ def recipe_of(
     page_size: int = 4,
     kv_tokens: int = 160,
 ) -> Recipe:
-    """A small recipe in which memory is short: `kv_tokens` for requests of up to 60 each."""
+    """A small recipe in which memory is short: `kv_tokens`, or 10 pages if that is more, for requests of up to 60."""
     from core.testing.tiny_model import KV_BYTES_PER_TOKEN, tiny_model
 
     def slot(seam: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def recipe_of(
             "quantizer": {"weights": slot("quantizer.weights"), "kv": slot("quantizer.kv")},
             "prefix_cache": cache,
             "drafter": slot("drafter"),
-            "memory": {"kv_bytes": kv_tokens * KV_BYTES_PER_TOKEN},
+            "memory": {"kv_bytes": max(kv_tokens, 10 * page_size) * KV_BYTES_PER_TOKEN},
             "engine": {"max_model_len": 80, "threads": 1, "seed": 0},
             "plugin_path": plugin_path,
         }

@@ -92,11 +92,18 @@ class Suite:
     @cached_property
     def page_size(self) -> int:
         """The first common page size that the part takes."""
-        part_class = self.registry.load(self.seam, self.part)
+        return self.common_page_size()
+
+    def common_page_size(self, seam: str = "", part: str = "") -> int:
+        """The first common page size that the part takes, and another part as well if one is named."""
         for size in PAGE_SIZES:
-            if not part_class.unfit(self.option_values(page_size=size), BuildContext(page_size=size)):
+            context = BuildContext(page_size=size)
+            reasons = [*self.registry.load(self.seam, self.part).unfit(self.option_values(page_size=size), context)]
+            if part:
+                reasons += self.registry.load(seam, part).unfit(self.registry.options(seam, part, {}), context)
+            if not reasons:
                 return size
-        raise AssertionError(f"{self.part} takes none of the page sizes {', '.join(map(str, PAGE_SIZES))}")
+        raise AssertionError(f"{self.part} {part} takes none of the page sizes {', '.join(map(str, PAGE_SIZES))}")
 
     def option_values(self, **given: Any) -> Options:
         """The part's options: the author's, and those of `given` that it has."""

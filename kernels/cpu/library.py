@@ -17,6 +17,7 @@ class Linear(ctypes.Structure):
         ("kind", c_int32),
         ("n", c_int32),
         ("k", c_int32),
+        ("planes", c_int32),
         ("data", c_void_p),
         ("scale", c_void_p),
         ("bias", c_void_p),

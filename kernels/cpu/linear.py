@@ -32,6 +32,8 @@ class PackedLinear:
         data: uint8 [blocks, bytes of a block].
         scale: fp32 [16 * blocks] for `int8`, else None.
         bias: fp32 [n] or None.
+        planes: how often inputs are rounded, each time what the last rounding left, with the products added up: 1 is
+            fastest, 2 to 3 come to fp32's own precision (15 and 22 bits, or 28 where the first rounding has 14).
     """
 
     kind: Kind
@@ -40,13 +42,20 @@ class PackedLinear:
     data: Tensor
     scale: Tensor | None = None
     bias: Tensor | None = None
+    planes: int = 1
     struct: library.Linear = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.bias is not None:
             check("bias", self.bias, (self.n,), torch.float32)
         self.struct = library.Linear(
-            _KINDS.index(self.kind), self.n, self.k, pointer(self.data), pointer(self.scale), pointer(self.bias)
+            _KINDS.index(self.kind),
+            self.n,
+            self.k,
+            self.planes,
+            pointer(self.data),
+            pointer(self.scale),
+            pointer(self.bias),
         )
 
     @property

@@ -27,3 +27,11 @@ SDPA = PluginInfo(
     provides=_READS | {"lossless"},
     summary="Torch's fused attention, grouped-query heads without repeating keys and values",
 )
+
+CPU_PAGED = PluginInfo(
+    name="cpu_paged",
+    seam="attention.kernel",
+    part="plugins.attention.cpu_paged:PagedCPUKernel",
+    provides=frozenset({"window", "softcap", "sinks", "latent", "kv:none", "kv:int8_cpu", "lossless"}),
+    summary="Compiled attention for x86 CPUs, and the whole step in one call where the weights are packed for it",
+)

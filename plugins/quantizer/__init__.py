@@ -18,6 +18,22 @@ WEIGHTS_INT8 = PluginInfo(
     summary="Weights in 8 bits with a scale for each output channel, multiplied as integers",
 )
 
+WEIGHTS_INT4 = PluginInfo(
+    name="int4",
+    seam="quantizer.weights",
+    part="plugins.quantizer.cpu_int4:Int4Weights",
+    provides=frozenset({"lossy", "error:0.3"}),
+    summary="Weights in 4 bits with a scale for each 32, by compiled kernels for x86 CPUs; token table and head in 8",
+)
+
+WEIGHTS_NATIVE = PluginInfo(
+    name="native",
+    seam="quantizer.weights",
+    part="plugins.quantizer.cpu_native:NativeWeights",
+    provides=frozenset({"lossless"}),
+    summary="Weights in the blocks of their GGUF file (Q4_0, Q4_1, Q8_0), by compiled kernels for x86 CPUs",
+)
+
 KV_NONE = PluginInfo(
     name="none",
     seam="quantizer.kv",
@@ -34,6 +50,15 @@ KV_INT8 = PluginInfo(
     provides=frozenset({"lossy", "error:0.02"}),
     requires=frozenset({"kv:int8|kv:any"}),
     summary="Keys and values in 8 bits, with a scale for each token and head",
+)
+
+KV_INT8_CPU = PluginInfo(
+    name="int8_cpu",
+    seam="quantizer.kv",
+    part="plugins.quantizer.cpu_kv_int8:PackedInt8KV",
+    provides=frozenset({"lossy", "error:0.02"}),
+    requires=frozenset({"kv:int8_cpu|kv:any"}),
+    summary="Keys and values in 8 bits, 16 tokens side by side as compiled CPU kernels read them",
 )
 
 KV_FP8_E4M3 = PluginInfo(

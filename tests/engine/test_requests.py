@@ -81,14 +81,15 @@ def test_a_full_queue() -> None:
     assert len(outputs(drain(engine))) == 3
 
 
-def test_no_tokens_asked_for() -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_no_tokens_asked_for(n: int) -> None:
     engine = toy_engine()
-    engine.add(request(PROMPT, id="plain", max_tokens=0))
-    engine.add(request(PROMPT, id="scored", max_tokens=0, prompt_logprobs=1))
-    ends = {event.id: event for event in drain(engine)}
-    assert ends["plain"].tokens == ends["scored"].tokens == ()
-    assert ends["plain"].finish_reason == ends["scored"].finish_reason == "length"
-    assert len(ends["scored"].prompt_logprobs or ()) == len(PROMPT)
+    engine.add(request(PROMPT, id="plain", max_tokens=0, n=n))
+    engine.add(request(PROMPT, id="scored", max_tokens=0, prompt_logprobs=1, n=n))
+    ends = {(event.id, event.index): event for event in drain(engine)}
+    assert ends.keys() == {(id, index) for id in ("plain", "scored") for index in range(n)}
+    assert all(event.tokens == () and event.finish_reason == "length" for event in ends.values())
+    assert len(ends["scored", 0].prompt_logprobs or ()) == len(PROMPT)
 
 
 def test_one_live_id_at_a_time() -> None:

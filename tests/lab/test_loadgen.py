@@ -1,9 +1,12 @@
 """The load generator and the targets against a server whose pace is known."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from itertools import pairwise
 
+import psutil
 import pytest
 
 from core.lab.arrivals import Load, offsets
@@ -149,12 +152,26 @@ def test_our_own_server_is_started_watched_and_stopped():
     values = outcome.summary.values
     assert values["memory_bytes_peak"] >= values["memory_bytes_mean"] > 1e6
     assert values["goodput_per_s"] == values["requests_per_s"]
-    import psutil
-
     assert not psutil.pid_exists(pid)
     says = r"did not start: .*unrecognized arguments: --nonsense"
     with pytest.raises(TargetError, match=says), server(["--nonsense"], command=(str(STUB),)):
         pass
+
+
+def test_a_killed_study_leaves_no_server_behind():
+    code = (
+        "import os, time\nfrom core.lab.hosts import server\n"
+        f"with server([], command=({str(STUB)!r},)) as host:\n    print(host.pid, flush=True)\n    time.sleep(60)"
+    )
+    study = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=STUB.parents[2])
+    pid = int(study.stdout.readline())
+    assert psutil.pid_exists(pid)
+    study.kill()
+    study.communicate()
+    end = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
 
 
 @pytest.mark.slow

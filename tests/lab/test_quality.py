@@ -85,6 +85,11 @@ def test_asking_a_server(stub, tmp_path):
         take(OpenAITarget(url, model="x"), plan)
 
 
+def test_quality_keeps_to_the_time_left(stub):
+    with stub() as url, pytest.raises(TargetError, match="no time was left"):
+        take(OpenAITarget(url), QualityPlan(), left=lambda: 0.0)
+
+
 def test_arms_of_two_models_are_not_compared():
     one = Answers([], [[step("a", PLAIN)]])
     two = Answers([], [[step("a", PLAIN)] * 2])

@@ -55,9 +55,10 @@ def test_a_factorial_finds_the_planted_interaction_and_no_other(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_thousand_studies_keep_their_word(tmp_path):
     """The whole path, stopping included: coverage of 95 % intervals, false reals of A/A, planted interactions."""
-    plan = study_plan("factorial", gains={"a": 1.3, "b": 1.0}, blocks=10)
+    plan = study_plan("factorial", gains={"a": 1.3, "b": 1.0}, blocks=8)
     truth = {"a": math.log(1.3), "b": 0.0, "a x b": 0.0, "A/A": 0.0}
     covered, real = {name: 0 for name in truth}, {name: 0 for name in truth}
     for number in range(1000):

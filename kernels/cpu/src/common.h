@@ -32,7 +32,7 @@ static inline void share(int64_t n, int t, int k, int64_t *from, int64_t *to) {
 void *scratch_shared(int slot, size_t bytes);
 void *scratch_thread(int slot, size_t bytes);
 enum { SH_ACT, SH_PLAN, SH_PARTIAL, SH_X, SH_QKV, SH_ATTN, SH_FFN, SH_OUT, SH_TOKENS, SH_COUNT };
-enum { TH_ACT, TH_PAD, TH_ROW, TH_ATTN, TH_COUNT };
+enum { TH_ACT, TH_PAD, TH_REST, TH_ROW, TH_ATTN, TH_COUNT };
 #define MAX_PLANS 16 /* of one step, each with two slots after SH_COUNT */
 
 /* ---- tiles: n rows in equal parts of at most MT, padded to a size that has a kernel ---- */
@@ -92,7 +92,8 @@ enum { W_F32 = 0, W_INT8 = 1, W_Q8 = 2, W_Q4_1 = 3, W_Q4_0 = 4 };
 
 typedef struct {
     int32_t kind;
-    int32_t n, k; /* rows (outputs) and columns (inputs), before padding */
+    int32_t n, k;   /* rows (outputs) and columns (inputs), before padding */
+    int32_t planes; /* times that inputs are rounded, each time what the last rounding left */
     const uint8_t *data;
     const float *scale; /* [n padded to 16], W_INT8 only */
     const float *bias;  /* [n] or NULL */
@@ -102,17 +103,17 @@ typedef struct {
 enum { A_F32 = 0, A_INT16 = 1, A_INT8 = 2 };
 
 typedef struct {
-    int kind;
-    int64_t k; /* padded to 32 */
+    int kind, planes;
+    int64_t k;           /* padded to 32 */
+    int64_t plane_bytes; /* from a plane to the next, in all three arrays */
     tiling tiles;
     void *codes;
     float *scale; /* A_INT16: one a row; A_INT8: one a group of 32 */
     float *sum;   /* A_INT8: scale times the sum of the group's codes */
 } activations;
 
-int act_kind(int weight_kind);
-size_t act_bytes(int kind, int64_t rows, int64_t k);
-void act_init(activations *a, int kind, int64_t rows, int64_t k, void *memory);
+size_t act_bytes(const pw_linear *w, int64_t rows);
+void act_init(activations *a, const pw_linear *w, int64_t rows, void *memory);
 /* stores row `r` of `n` floats into its tile */
 void act_put(activations *a, int64_t r, const float *row, int64_t n);
 

@@ -9,7 +9,8 @@
  * In nibbles, byte [s][row][i] holds input 4 * s + i in its low half and input 16 + 4 * s + i in its high half.
  *
  * int8 weights meet 14-bit activations, one scale a token; 4-bit weights meet 8-bit activations, one scale for each
- * 32 inputs. Sums of integers are exact, so no split of the work changes a result.
+ * 32 inputs. Where a weight asks for more planes, what rounding left is rounded again, and the products are added.
+ * Sums of integers are exact, so no split of the work changes a result.
  */
 #include <stdlib.h>
 
@@ -24,23 +25,39 @@
 #define Q4_1_BYTES 320
 #define Q4_0_BYTES 288
 
-int act_kind(int kind) { return kind == W_F32 ? A_F32 : kind == W_INT8 || kind == W_Q8 ? A_INT16 : A_INT8; }
+static int act_kind(int kind) { return kind == W_F32 ? A_F32 : kind == W_INT8 || kind == W_Q8 ? A_INT16 : A_INT8; }
+
+static int act_planes(const pw_linear *w) { return w->kind == W_F32 || w->planes < 1 ? 1 : w->planes; }
 
 static int64_t code_size(int kind) { return kind == A_F32 ? 4 : kind == A_INT16 ? 2 : 1; }
 
-size_t act_bytes(int kind, int64_t rows, int64_t k) {
-    int64_t slots = rows + MT_MAX * ceil_div(rows, MT_MAX), padded = round_up(k, GROUP);
-    return (size_t)(round_up(slots * padded * code_size(kind), 64) + 2 * round_up(slots * (padded / GROUP) * 4, 64));
+static int64_t act_slots(int64_t rows) { return rows + MT_MAX * ceil_div(rows, MT_MAX); }
+
+static int64_t plane_bytes(const pw_linear *w, int64_t rows) {
+    int64_t slots = act_slots(rows), k = round_up(w->k, GROUP);
+    return round_up(slots * k * code_size(act_kind(w->kind)), 64) + 2 * round_up(slots * (k / GROUP) * 4, 64);
 }
 
-void act_init(activations *a, int kind, int64_t rows, int64_t k, void *memory) {
-    int64_t slots = rows + MT_MAX * ceil_div(rows, MT_MAX);
-    a->kind = kind;
-    a->k = round_up(k, GROUP);
+size_t act_bytes(const pw_linear *w, int64_t rows) { return (size_t)(act_planes(w) * plane_bytes(w, rows)); }
+
+void act_init(activations *a, const pw_linear *w, int64_t rows, void *memory) {
+    int64_t slots = act_slots(rows);
+    a->kind = act_kind(w->kind);
+    a->planes = act_planes(w);
+    a->k = round_up(w->k, GROUP);
+    a->plane_bytes = plane_bytes(w, rows);
     a->tiles = tile_rows(rows);
     a->codes = memory;
-    a->scale = (float *)((char *)memory + round_up(slots * a->k * code_size(kind), 64));
+    a->scale = (float *)((char *)memory + round_up(slots * a->k * code_size(a->kind), 64));
     a->sum = (float *)((char *)a->scale + round_up(slots * (a->k / GROUP) * 4, 64));
+}
+
+static activations plane_of(const activations *a, int plane) {
+    activations p = *a;
+    p.codes = (char *)a->codes + plane * a->plane_bytes;
+    p.scale = (float *)((char *)a->scale + plane * a->plane_bytes);
+    p.sum = (float *)((char *)a->sum + plane * a->plane_bytes);
+    return p;
 }
 
 static void put_int8(activations *a, int64_t slot, int m, int mt, const float *row) {
@@ -64,6 +81,31 @@ static void put_int8(activations *a, int64_t slot, int m, int mt, const float *r
     }
 }
 
+static void put_plane(activations *a, int64_t slot, int m, int mt, const float *row) {
+    if (a->kind == A_INT16) {
+        a->scale[slot + m] = put_pairs(row, a->k, A_LIMIT, (int32_t *)a->codes + slot * a->k / 2 + m, mt);
+    } else if (a->kind == A_INT8) {
+        put_int8(a, slot, m, mt, row);
+    } else {
+        float *to = (float *)a->codes + slot * a->k + m;
+        for (int64_t i = 0; i < a->k; i++) to[i * mt] = row[i];
+    }
+}
+
+/* what rounding to codes leaves of a row */
+static void leave(const activations *a, const float *row, float *rest) {
+    int64_t width = a->kind == A_INT16 ? a->k : GROUP;
+    float limit = a->kind == A_INT16 ? A_LIMIT : 127.0f;
+    for (int64_t from = 0; from < a->k; from += width) {
+        float top = row_top(row + from, width);
+        vf inverse = vset(top > 0 ? limit / top : 0), scale = vset(-top / limit);
+        for (int64_t i = from; i < from + width; i += VL) {
+            vf x = vload(row + i);
+            vstore(rest + i, vfma(vcvt(vcvti(vmul(x, inverse))), scale, x));
+        }
+    }
+}
+
 void act_put(activations *a, int64_t r, const float *row, int64_t n) {
     const tiling *t = &a->tiles;
     int64_t wide = (int64_t)t->extra * (t->base + 1);
@@ -76,13 +118,13 @@ void act_put(activations *a, int64_t r, const float *row, int64_t n) {
         memset(padded + n, 0, (size_t)(a->k - n) * 4);
         row = padded;
     }
-    if (a->kind == A_INT16) {
-        a->scale[slot + m] = put_pairs(row, a->k, A_LIMIT, (int32_t *)a->codes + slot * a->k / 2 + m, mt);
-    } else if (a->kind == A_INT8) {
-        put_int8(a, slot, m, mt, row);
-    } else {
-        float *to = (float *)a->codes + slot * a->k + m;
-        for (int64_t i = 0; i < a->k; i++) to[i * mt] = row[i];
+    for (int p = 0; p < a->planes; p++) {
+        activations plane = plane_of(a, p);
+        put_plane(&plane, slot, m, mt, row);
+        if (p + 1 == a->planes) break;
+        float *rest = scratch_thread(TH_REST, (size_t)a->k * 4);
+        leave(a, row, rest);
+        row = rest;
     }
 }
 
@@ -268,6 +310,13 @@ static void write_out(const pw_linear *w, int mode, const float *out, int n_rows
     }
 }
 
+static void add_plane(const activations *a, int p, const pw_linear *w, int64_t pair, int64_t tile, int n, float *out) {
+    float more[MT_MAX * OUT_COLUMNS];
+    activations plane = plane_of(a, p);
+    tile_product(&plane, w, pair, tile, padded_mt(n), more);
+    for (int i = 0; i < n * OUT_COLUMNS; i += VL) vstore(out + i, vadd(vload(out + i), vload(more + i)));
+}
+
 void gemm(const activations *a, const pw_linear *w, int mode, float *y, int64_t ldy, int64_t from, int64_t to) {
     int per_super = SUPER_ROWS / MT_MAX;
     float out[MT_MAX * OUT_COLUMNS];
@@ -276,6 +325,7 @@ void gemm(const activations *a, const pw_linear *w, int mode, float *y, int64_t 
             for (int64_t tile = first; tile < min64(first + per_super, a->tiles.n_tiles); tile++) {
                 int n = tile_count(&a->tiles, tile);
                 tile_product(a, w, pair, tile, padded_mt(n), out);
+                for (int p = 1; p < a->planes; p++) add_plane(a, p, w, pair, tile, n, out);
                 write_out(w, mode, out, n, pair, y + tile_start(&a->tiles, tile) * ldy, ldy);
             }
 }
@@ -335,10 +385,7 @@ static void linear_main(int thread, int n_threads, void *arg) {
 
 static void linear_prepare_main(int thread, int n_threads, void *arg) {
     linear_job *j = arg;
-    if (thread == 0) {
-        int kind = act_kind(j->w->kind);
-        act_init(&j->act, kind, j->rows, j->w->k, scratch_shared(SH_ACT, act_bytes(kind, j->rows, j->w->k)));
-    }
+    if (thread == 0) act_init(&j->act, j->w, j->rows, scratch_shared(SH_ACT, act_bytes(j->w, j->rows)));
     barrier();
     linear_main(thread, n_threads, arg);
 }

@@ -65,12 +65,12 @@ static void prepare(step_job *j, int n_threads) {
     const pw_batch *b = j->batch;
     size_t n = (size_t)b->n_tokens, qkv = 0, attn = 0, ffn = 0;
     int n_plans = 0;
-    j->act_bytes = act_bytes(act_kind(m->head.kind), b->n_rows, m->head.k);
+    j->act_bytes = act_bytes(&m->head, b->n_rows);
     for (int i = 0; i < m->n_layers; i++) {
         const pw_layer *l = &m->layers[i];
         const pw_linear *all[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
         for (int w = 0; w < 4; w++) {
-            size_t bytes = act_bytes(act_kind(all[w]->kind), b->n_tokens, all[w]->k);
+            size_t bytes = act_bytes(all[w], b->n_tokens);
             j->act_bytes = bytes > j->act_bytes ? bytes : j->act_bytes;
         }
         qkv = (size_t)l->qkv.n > qkv ? (size_t)l->qkv.n : qkv;
@@ -102,11 +102,11 @@ static activations encode(const worker *w, const float *x, int64_t width, const 
                           const pw_linear *next) {
     activations a;
     int64_t from = 0, to = rows;
-    int alone = rows == 1, kind = act_kind(next->kind);
+    int alone = rows == 1;
     void *memory = w->job->act_memory;
-    if (alone) memory = scratch_thread(TH_ACT, act_bytes(kind, rows, width));
+    if (alone) memory = scratch_thread(TH_ACT, act_bytes(next, rows));
     else share(rows, w->thread, w->n_threads, &from, &to);
-    act_init(&a, kind, rows, width, memory);
+    act_init(&a, next, rows, memory);
     float *row = scratch_thread(TH_ROW, (size_t)width * 4);
     for (int64_t r = from; r < to; r++) {
         const float *source = x + (pick ? pick[r] : r) * width;
