@@ -96,11 +96,13 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
         tier=_tier(pages, model.dtype, clock),
     )
     kernel = _build(registry, chosen["attention.kernel"], context)
+    reduction = _build(registry, chosen["context_reduction"], context)
     engine = Engine(
-        runner=Runner(model, kernel, kv, context.page_size, len(pages), clock),
+        runner=Runner(model, kernel, kv, context.page_size, len(pages), clock, reduction),
         memory=memory,
         scheduler=_build(registry, chosen["scheduler"], context),
         drafter=drafter,
+        reduction=reduction,
         limits=Limits(
             max_model_len=context.max_model_len,
             max_waiting=recipe.engine.max_waiting,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from core.clock import Clock
 from core.hooks import Observers
+from core.interfaces.context_reduction import ContextReduction
 from core.interfaces.drafter import Drafter
 from core.interfaces.scheduler import Scheduler
 from core.memory import Memory
@@ -42,7 +43,7 @@ from core.types import (
 log = logging.getLogger("partwise")
 
 STALL_SECONDS = 5.0
-STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv")
+STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv", "context_reduction")
 """Whose code runs while the model computes."""
 
 
@@ -91,6 +92,7 @@ class Engine:
         memory: Memory,
         scheduler: Scheduler,
         drafter: Drafter,
+        reduction: ContextReduction,
         limits: Limits,
         labels: Mapping[str, str],
         observers: Observers,
@@ -102,6 +104,7 @@ class Engine:
         self.memory = memory
         self.scheduler = scheduler
         self.drafter = drafter
+        self.reduction = reduction
         self.limits = limits
         self.labels = labels
         self.observers = observers
@@ -159,6 +162,8 @@ class Engine:
         rows = self._plan()
         if rows:
             self._run(rows)
+            with self.clock.span("context_reduction"):
+                self._reduce([row.seq for row in rows])
             self._propose([row.seq for row in rows])
             self._after_step(rows)
         events, self._events = self._events, []
@@ -195,7 +200,7 @@ class Engine:
         try:
             batch = self.runner.prepare(rows)
             with self.clock.span("model"):
-                hidden, logits = self.runner.run(batch)
+                hidden, logits = self.runner.run(batch, rows)
             with self.clock.span("sampling"):
                 prompt_logprobs, verified = self._verify(rows, logits[:, : self.limits.vocab_size])
         except Exception as error:
@@ -273,6 +278,19 @@ class Engine:
         if reason is None and seq.num_tokens >= seq.max_total:
             reason = "length"
         self._emit(seq, tokens, logprobs[: len(tokens)], reason, stop)
+
+    def _reduce(self, stepped: Sequence[Seq]) -> None:
+        """Let go of what the context reduction chooses of the sequences that ran."""
+        for seq in stepped:
+            if seq.state is not State.RUNNING:
+                continue
+            try:
+                for view in self.memory.views(seq):
+                    places = self.reduction.forget(view)
+                    if places:
+                        self.memory.forget(seq, view, places)
+            except Exception as error:
+                self._fail(seq, self._told(self.labels["context_reduction"], error))
 
     def _propose(self, stepped: Sequence[Seq]) -> None:
         """Drafts for the sequences whose next step decodes."""
@@ -381,6 +399,8 @@ class Engine:
         seq.state = State.WAITING
         seq.draft = NO_DRAFT
         self._forget(seq)
+        if kept < lost:
+            self._forget_context(seq)
         self.waiting.put_back(seq)
         self.counters.preemptions += 1
         self.counters.swaps += kept > 0
@@ -522,6 +542,7 @@ class Engine:
             queue.remove(seq)
             self._guarded(self.labels["scheduler"], lambda: self.scheduler.removed(seq))
         self._forget(seq)
+        self._forget_context(seq)
         self._leave_siblings(seq)
 
     def _leave_siblings(self, seq: Seq) -> None:
@@ -554,6 +575,9 @@ class Engine:
     def _forget(self, seq: Seq) -> None:
         self._hidden.pop(seq.id, None)
         self._guarded(self.labels["drafter"], lambda: self.drafter.forget(seq.id))
+
+    def _forget_context(self, seq: Seq) -> None:
+        self._guarded(self.labels["context_reduction"], partial(self.reduction.ended, seq.id))
 
     # --- drafts ---------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
 from core.clock import Clock
+from core.interfaces.context_reduction import ContextView
 from core.interfaces.prefix_cache import PrefixCache
 from core.kv import window_pages
 from core.pages import Pages
@@ -114,7 +116,7 @@ class Memory:
             pages.free(table.pages)
             table.pages, table.start = (), 0
         self.forks.pop(seq.id, None)
-        seq.num_computed = 0
+        seq.num_computed, seq.reduced = 0, False
 
     def swap_out(self, seq: Sequence) -> int:
         """Move a running sequence to the host tier. How many of its tokens are safe there; 0: it still holds all."""
@@ -122,7 +124,7 @@ class Memory:
             return 0
         swapped = self.tier.copy_out(seq)
         if swapped is None or any(
-            start > self._first_needed(pages, swapped.num_computed)
+            pages.window is not None and start > self._first_needed(pages, swapped.num_computed)
             for pages, start in zip(self.groups, swapped.starts, strict=True)
         ):
             self.tier.give_up(swapped)
@@ -139,7 +141,7 @@ class Memory:
             self.leads.leave(seq)
         table = seq.tables[0]
         n_full = min(seq.num_computed // self.page_size, len(table))
-        if table.start or not n_full:
+        if table.start or seq.reduced or not n_full:
             return
         salt, tokens = seq.request.cache_salt, seq.tokens[: n_full * self.page_size]
         with self._clock.part("prefix_cache", self._cache_label):
@@ -148,6 +150,38 @@ class Memory:
         self._adopt(seq, insertion.adopted, n_full)
         self._use_cached_twins(seq, self._checked(insertion.match, tokens, salt))
         self._lock(seq, insertion.match)
+
+    def views(self, seq: Sequence) -> list[ContextView]:
+        """What a context reduction may judge of a sequence: each group without a window."""
+        if self.leads.followers(seq):
+            return []
+        return [
+            ContextView(
+                id=seq.id,
+                group=index,
+                kept=seq.num_computed - table.start,
+                num_computed=seq.num_computed,
+                num_prompt_tokens=seq.num_prompt_tokens,
+                page_size=self.page_size,
+            )
+            for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True))
+            if pages.window is None
+        ]
+
+    def forget(self, seq: Sequence, view: ContextView, places: Sequence_[int]) -> None:
+        """Free pages from the middle of a table. PartFault: places that are not there, not rising, or the last."""
+        if any(not 0 <= place < view.n_pages - 1 for place in places) or list(places) != sorted(set(places)):
+            raise PartFault(f"it forgets {list(places)[:8]} of {view.n_pages} pages; they must rise, before the last")
+        pages, table = self.groups[view.group], seq.tables[view.group]
+        gone = set(places)
+        forgotten = [table.pages[place] for place in places]
+        table.pages = [page for place, page in enumerate(table.pages) if place not in gone]
+        table.start += len(forgotten) * self.page_size
+        pages.free(forgotten)
+        if not seq.reduced:
+            seq.reduced = True
+            self.leads.leave(seq)
+            self._unlock(seq)
 
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that admission would find computed, at most: a window may need more pages than
@@ -288,7 +322,11 @@ class Memory:
             table.start = start
         if all(self._admit_group(seq, index) for index in range(len(self.groups))):
             tier.copy_in(seq)
-            self.leads.enter(seq)
+            seq.reduced = any(
+                table.start > 0 for pages, table in zip(self.groups, seq.tables, strict=True) if pages.window is None
+            )
+            if not seq.reduced:
+                self.leads.enter(seq)
             return True
         for pages, table in zip(self.groups, seq.tables, strict=True):
             pages.free(table.pages)

@@ -108,6 +108,7 @@ class Recipe(_Config):
     quantizer: QuantizerSlots = QuantizerSlots()
     prefix_cache: Slot = PartChoice(name="none")
     drafter: Slot = PartChoice(name="none")
+    context_reduction: Slot = PartChoice(name="none")
     memory: MemoryConfig = MemoryConfig()
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
@@ -132,6 +133,7 @@ class Recipe(_Config):
         yield "prefix_cache", self.prefix_cache
         yield "prefix_cache.eviction", self.eviction
         yield "drafter", self.drafter
+        yield "context_reduction", self.context_reduction
 
     @property
     def eviction(self) -> PartChoice:

@@ -83,6 +83,7 @@ class Sequence:
         "num_prompt_tokens",
         "priority",
         "prompt_logprobs",
+        "reduced",
         "request",
         "sampler",
         "state",
@@ -108,6 +109,7 @@ class Sequence:
         self.leader: tuple[Sequence, int] | None = None
         self.state = State.WAITING
         self.first_token_at: float | None = None
+        self.reduced = False
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.sampler: Any = None
 

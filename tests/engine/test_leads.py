@@ -111,10 +111,10 @@ def test_a_leader_that_fails_takes_none_with_it():
         engine.add(item)
     run = engine.runner.run
 
-    def failing(batch):
+    def failing(batch, rows):
         if batch.query_starts[1] == len(PROMPTS[0]) and batch.kv_lens[0] == len(PROMPTS[0]):
             raise PartFault("the first one does not compute")
-        return run(batch)
+        return run(batch, rows)
 
     engine.runner.run = failing
     events = drain(engine)
