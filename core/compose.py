@@ -40,7 +40,8 @@ def compose_words(words: Sequence[str]) -> Recipe:
     given = _parse(words)
     registry = Registry(given.get("plugin_path"))
     register(registry)
-    model = spec_from_word(given["model"]) if isinstance(given.get("model"), str) else None
+    asked = given.get("model")
+    model = spec_from_word(asked) if isinstance(asked, str) else asked if isinstance(asked, dict) else None
     if model is not None:
         words = [word for word in words if word.split("=", 1)[0] != "model"]
     data = _compose(words, registry)
@@ -83,10 +84,15 @@ def to_recipe(data: Mapping[str, Any] | DictConfig, name: str) -> Recipe:
     try:
         return Recipe.model_validate({**data, "name": name})
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']} (given: {item['input']!r})" for item in error.errors()
-        ]
-        raise RecipeError("; ".join(problems)) from None
+        raise RecipeError("; ".join(_problem(item) for item in error.errors())) from None
+
+
+def _problem(item: Any) -> str:
+    key = ".".join(map(str, item["loc"]))
+    if item["type"] != "string_type":
+        return f"{key}: {item['msg']} (given: {item['input']!r})"
+    # may be a secret, so it is not repeated
+    return f"{key} must be a text, not {type(item['input']).__name__}; quote it, in a shell as {key}=\"'...'\""
 
 
 def _compose(words: Sequence[str], registry: Registry) -> dict[str, Any]:
@@ -115,6 +121,8 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
         key = override.get_key_element().lstrip("+~")
         if not key:
             raise RecipeError(f"cannot read {word!r}: there is no key before the =")
+        if key.partition(".")[0] == "hydra":
+            raise RecipeError(f"there is no key {key!r}: Hydra composes the recipe, and its own settings are not used")
         if key in parsed:
             raise RecipeError(f"{key} is given twice; the last would win silently, so give it once")
         parsed[key] = value if isinstance(value, (str, int, float, bool, dict, list)) or value is None else str(value)
@@ -144,8 +152,11 @@ def _explain(error: Exception, words: Sequence[str], registry: Registry) -> str:
         if key in ("recipe", "model") and f"{key}/{value}" in text:
             return f"there is no {key} named {value!r}{near(value, _choices(key))}"
         if f"Could not override '{key}'" in text:
+            slots = [slot for slot in SEAMS if slot.startswith(f"{key}.")]
+            if slots:
+                return f"{key} is not one slot; set {' or '.join(slots)}"
             parent, _, leaf = key.rpartition(".")
-            return f"there is no key {key!r}{near(leaf, _keys(parent, words))}"
+            return f"there is no key {key!r}{near(leaf, _keys(parent, [w for w in words if w != word]))}"
     return text
 
 

@@ -684,7 +684,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Everything measured so far, as plain numbers. Times are seconds by seam, for all steps together."""
-        c, cache = self.counters, self.memory.cache.stats
+        c, cache, lookups = self.counters, self.memory.cache.stats, self.memory.lookups
         return {
             "running": len(self.running),
             "waiting": len(self.waiting) + sum(map(len, self._unforked.values())),
@@ -703,9 +703,9 @@ class Engine:
             "last_step": dict(self._last_step),
             "kv": self.memory.stats(self.live()),
             "prefix_cache": {
-                "lookups": cache.lookups,
-                "lookup_tokens": cache.lookup_tokens,
-                "hit_tokens": cache.hit_tokens,
+                "lookups": lookups.lookups,
+                "lookup_tokens": lookups.lookup_tokens,
+                "hit_tokens": lookups.hit_tokens,
                 "inserted_pages": cache.inserted_pages,
                 "evicted_pages": cache.evicted_pages,
                 "pages": self.memory.cache.n_pages,

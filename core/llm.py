@@ -75,12 +75,16 @@ class LLM:
         `params` are the fields of core.types.SamplingParams; `max_tokens` is 16 unless given (None: what the model's
         limit leaves), `stop` may be one text. InvalidRequest names what is wrong, and nothing is left running.
         """
-        tokens = [self._encoded(prompt) for prompt in _as_list(prompts)]
-        return self._run(tokens, _params({"max_tokens": max(COMPLETION_TOKENS, params.get("min_tokens", 0)), **params}))
+        least = params.get("min_tokens")
+        limit = max(COMPLETION_TOKENS, least) if isinstance(least, int) else COMPLETION_TOKENS
+        checked = _params({"max_tokens": limit, **params})
+        return self._run([self._encoded(prompt) for prompt in _as_list(prompts)], checked)
 
     def chat(self, messages: Messages | Sequence[Messages], **params: Any) -> list[Result]:
         """The assistant's answer to a conversation, or to each of several. `max_tokens` is what the model's limit
         leaves unless given."""
+        if isinstance(messages, (str, Mapping)):
+            raise InvalidRequest("messages must be a list of {'role': ..., 'content': ...}", "messages")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Messages]", messages if several else [messages])
         return self._run([self.tokenizer.encode_chat(each) for each in conversations], _params(params))
@@ -101,7 +105,7 @@ class LLM:
         self.close()
 
     def _encoded(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(_items("prompt", prompt))
 
     def _run(self, prompts: list[list[int]], params: SamplingParams) -> list[Result]:
         requests = [
@@ -188,7 +192,7 @@ def _as_list(prompts: Any) -> list[Prompt]:
     """One prompt or several, told apart by the first element."""
     if isinstance(prompts, str):
         return [prompts]
-    prompts = list(prompts)
+    prompts = list(_items("prompts", prompts))
     return [prompts] if prompts and isinstance(prompts[0], int) else prompts
 
 
@@ -203,7 +207,15 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
         **{
             **given,
-            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-            "stop_token_ids": tuple(given.get("stop_token_ids", ())),
+            "stop": (stop,) if isinstance(stop, str) else _items("stop", stop),
+            "stop_token_ids": _items("stop_token_ids", given.get("stop_token_ids", ())),
         }
     )
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    """InvalidRequest: `value` does not hold several of something."""
+    try:
+        return tuple(value)
+    except TypeError:
+        raise InvalidRequest(f"{name} must be a list, not {value!r}", name) from None

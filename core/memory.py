@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock
 from core.interfaces.context_reduction import ContextView
-from core.interfaces.prefix_cache import PrefixCache
+from core.interfaces.prefix_cache import PrefixCache, PrefixStats
 from core.kv import window_pages
 from core.pages import Pages
 from core.prefixes import Leads, Sharing, page_digests
@@ -58,6 +58,7 @@ class Memory:
         self.leads = Leads(self.page_size, sharing)
         self.tier = tier
         self._keeps_idle = tier is not None and sharing == "prefix" and all(pages.window is None for pages in groups)
+        self.lookups = PrefixStats()  # of sequences that were admitted: one that waits for room is looked up every step
         self._cache_label = cache_label
         self._step_tokens = step_tokens
         self._decode_tokens = decode_tokens
@@ -85,14 +86,18 @@ class Memory:
             return self._swap_in(seq, self.tier)
         if seq.id not in self.forks:
             self._take_prefix(seq)
-        if all(self._admit_group(seq, index) for index in range(len(self.groups))):
-            forked = self.forks.pop(seq.id, None)
-            if seq.cached_tokens is None:
-                seq.cached_tokens = 0 if forked else seq.num_computed
-            self.leads.enter(seq)
+        if self._admit_groups(seq):
             return True
-        if seq.id not in self.forks:
-            self.release(seq)
+        if seq.id in self.forks:
+            return False
+        prefix = seq.num_computed
+        self.release(seq)
+        if not prefix or self.groups[0].n_held > len(self.cached):
+            return False
+        # nobody will make room: an unbroken run may only fit where the sequence's own cached prefix lies
+        if self._admit_groups(seq):
+            return True
+        self.release(seq)
         return False
 
     def reserve(self, seq: Sequence, n_tokens: int) -> bool:
@@ -398,6 +403,19 @@ class Memory:
         twin = page if index == 0 else self.cached[page].others[index - 1]
         assert twin is not None
         return twin
+
+    def _admit_groups(self, seq: Sequence) -> bool:
+        if not all(self._admit_group(seq, index) for index in range(len(self.groups))):
+            return False
+        forked = self.forks.pop(seq.id, None)
+        if not forked and self._may_match(seq):
+            self.lookups.lookups += 1
+            self.lookups.lookup_tokens += seq.num_tokens
+            self.lookups.hit_tokens += seq.num_computed
+        if seq.cached_tokens is None:
+            seq.cached_tokens = 0 if forked else seq.num_computed
+        self.leads.enter(seq)
+        return True
 
     def _admit_group(self, seq: Sequence, index: int) -> bool:
         pages, table = self.groups[index], seq.tables[index]

@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import psutil
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from core.interfaces.plugin import BuildContext, Options, PluginInfo
 from core.plugins.twins import TWINS
@@ -25,37 +25,40 @@ class _Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _choice(value: Any) -> Any:
-    """`scheduler: static` and `scheduler: {name: static, max_running: 4}` mean what they look like."""
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, Mapping):
-        rest = {key: item for key, item in value.items() if key not in ("name", "options", "books_only")}
-        options = {**value.get("options", {}), **rest}
-        return {"name": value.get("name"), "options": options, "books_only": value.get("books_only", False)}
-    return value
-
-
 class PartChoice(_Config):
     """One slot: the part's name and what the recipe sets of it. With `books_only` it does its work and gives no
-    benefit (core.plugins.twins)."""
+    benefit (core.plugins.twins). `static` and `{name: static, max_running: 4}` mean what they look like."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
     books_only: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping):
+            own = {key: item for key, item in value.items() if key in cls.model_fields and key != "options"}
+            rest = {key: item for key, item in value.items() if key not in cls.model_fields}
+            return {**own, "options": {**value.get("options", {}), **rest}}
+        return value
 
-Slot = Annotated[PartChoice, BeforeValidator(_choice)]
+
+class CacheChoice(PartChoice):
+    """A prefix cache's slot has another in it, the policy that chooses what the cache gives up."""
+
+    eviction: PartChoice = PartChoice(name="lru")
 
 
 class AttentionSlots(_Config):
-    structure: Slot = PartChoice(name="native")
-    kernel: Slot = PartChoice(name="eager")
+    structure: PartChoice = PartChoice(name="native")
+    kernel: PartChoice = PartChoice(name="eager")
 
 
 class QuantizerSlots(_Config):
-    weights: Slot = PartChoice(name="none")
-    kv: Slot = PartChoice(name="none")
+    weights: PartChoice = PartChoice(name="none")
+    kv: PartChoice = PartChoice(name="none")
 
 
 class MemoryConfig(_Config):
@@ -103,12 +106,12 @@ class Recipe(_Config):
     name: str = "unnamed"
     model: dict[str, Any]
     attention: AttentionSlots = AttentionSlots()
-    kv_allocator: Slot = PartChoice(name="contiguous")
-    scheduler: Slot = PartChoice(name="static")
+    kv_allocator: PartChoice = PartChoice(name="contiguous")
+    scheduler: PartChoice = PartChoice(name="static")
     quantizer: QuantizerSlots = QuantizerSlots()
-    prefix_cache: Slot = PartChoice(name="none")
-    drafter: Slot = PartChoice(name="none")
-    context_reduction: Slot = PartChoice(name="none")
+    prefix_cache: CacheChoice = CacheChoice(name="none")
+    drafter: PartChoice = PartChoice(name="none")
+    context_reduction: PartChoice = PartChoice(name="none")
     memory: MemoryConfig = MemoryConfig()
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
@@ -123,7 +126,7 @@ class Recipe(_Config):
         return data
 
     def slots(self) -> Iterator[tuple[str, PartChoice]]:
-        """Every slot with the part in it. A prefix cache's eviction policy is a slot of its own."""
+        """Every slot with the part in it."""
         yield "attention.structure", self.attention.structure
         yield "attention.kernel", self.attention.kernel
         yield "kv_allocator", self.kv_allocator
@@ -131,13 +134,9 @@ class Recipe(_Config):
         yield "quantizer.weights", self.quantizer.weights
         yield "quantizer.kv", self.quantizer.kv
         yield "prefix_cache", self.prefix_cache
-        yield "prefix_cache.eviction", self.eviction
+        yield "prefix_cache.eviction", self.prefix_cache.eviction
         yield "drafter", self.drafter
         yield "context_reduction", self.context_reduction
-
-    @property
-    def eviction(self) -> PartChoice:
-        return PartChoice.model_validate(_choice(self.prefix_cache.options.get("eviction", "lru")))
 
     def registry(self) -> Registry:
         return Registry(self.plugin_path)
@@ -160,11 +159,10 @@ def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
     chosen: dict[str, Chosen] = {}
     problems: list[str] = []
     for seam, choice in recipe.slots():
-        given = {key: value for key, value in choice.options.items() if (seam, key) != ("prefix_cache", "eviction")}
         try:
             info = registry.info(seam, choice.name)
             found = registry.find(seam, choice.name)
-            options = registry.options(seam, choice.name, given)
+            options = registry.options(seam, choice.name, choice.options)
             chosen[seam] = Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
         except PartError as error:
             problems.append(str(error))
@@ -232,7 +230,12 @@ def parse_bytes(value: int | str, available: int) -> int:
 
 
 def kv_bytes(recipe: Recipe) -> int:
-    return parse_bytes(recipe.memory.kv_bytes, psutil.virtual_memory().available)
+    """The bytes that the KV pools get. RecipeError: more than this machine has."""
+    memory = psutil.virtual_memory()
+    size = parse_bytes(recipe.memory.kv_bytes, memory.available)
+    if size > memory.total:
+        raise RecipeError(f"memory.kv_bytes is {size:,} bytes, but this machine has {memory.total:,}; ask for fewer")
+    return size
 
 
 def _met(need: str, given: set[str]) -> bool:

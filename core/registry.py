@@ -113,7 +113,7 @@ def near(word: str, words: list[str]) -> str:
     close = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
     if close:
         return f"; did you mean {' or '.join(close)}?"
-    return f"; there is {', '.join(sorted(words))}" if words else ""
+    return f"; there {'are' if len(words) > 1 else 'is'} {', '.join(sorted(words))}" if words else ""
 
 
 def _found(point: EntryPoint) -> Found:

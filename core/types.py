@@ -105,6 +105,8 @@ class SamplingParams:
             raise InvalidRequest("stop must hold non-empty strings", "stop")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}", "logit_bias")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(
                 f"logit_bias has {len(self.logit_bias)} entries; the most is {MAX_LOGIT_BIAS}", "logit_bias"

@@ -139,6 +139,12 @@ def test_chat_takes_one_conversation_or_several(llm: LLM):
         ("a", {"stop": ""}, "stop"),
         ("a", {"temprature": 0}, "temprature"),
         ("a", {"max_tokens": True}, "max_tokens"),
+        ("a", {"min_tokens": "b"}, "min_tokens"),
+        ("a", {"stop": 5}, "stop"),
+        ("a", {"stop_token_ids": 5}, "stop_token_ids"),
+        ("a", {"logit_bias": [5]}, "logit_bias"),
+        (None, {}, "prompts"),
+        ([None], {}, "prompt"),
     ],
 )
 def test_wrong_requests_name_the_field_and_leave_nothing(llm: LLM, prompt, params, param):
@@ -149,6 +155,17 @@ def test_wrong_requests_name_the_field_and_leave_nothing(llm: LLM, prompt, param
         llm.generate(["good", "x" * 300])
     llm.generate("a", max_tokens=1)
     assert_idle(llm)
+
+
+def test_a_parameter_of_none_is_absent(llm: LLM):
+    wanted = llm.generate("abc", temperature=0)[0].token_ids
+    assert llm.generate("abc", temperature=0, min_tokens=None, stop=None, seed=None)[0].token_ids == wanted
+
+
+@pytest.mark.parametrize("messages", ["hello", {"role": "user", "content": "hello"}])
+def test_what_is_no_conversation(llm: LLM, messages):
+    with pytest.raises(InvalidRequest, match="messages must be a list"):
+        llm.chat(messages)
 
 
 def test_more_prompts_than_the_queue_holds(folder: Path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 from core.serve.launch import launch
 
@@ -32,10 +34,19 @@ def main(words: list[str]) -> int:
         from core.serve.run import show
 
         return show([word for word in words if word != "--show"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)  # until the server drains on them
     engine = launch()  # first, so that its imports run beside ours
-    from core.serve.run import run
+    try:
+        from core.serve.run import run
 
-    return run(words, engine)
+        return run(words, engine)
+    finally:
+        engine.stop()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -275,4 +275,6 @@ def _refuse(service: Service, error: Exception) -> Response:
 def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    return errors.response(HttpError(error.status_code, "invalid_request_error", message))
+    told = HttpError(error.status_code, "invalid_request_error", message)
+    told.headers = dict(error.headers or {})
+    return errors.response(told)

@@ -170,7 +170,8 @@ class EngineClient:
                 _settle([self._answers[id]] if id in self._answers else [], _error(reply))
             case Ready():
                 self.state = "ready"
-                self._started.set_result(reply)
+                if not self._started.done():  # who waited may have been stopped
+                    self._started.set_result(reply)
             case Failed(message):
                 self._fail("dead", message)
 

@@ -38,6 +38,7 @@ def launch(factory: str = DEFAULT_FACTORY) -> EngineProcess:
         [sys.executable, "-m", "core.serve.worker", str(theirs.fileno()), factory],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
+        process_group=0,  # what a terminal sends to its group is for us; we end this process
         env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ, "PYTHONPATH": path},
     )
     theirs.close()

@@ -25,7 +25,7 @@ from core.types import PartwiseError
 
 
 def run(words: Sequence[str], engine: EngineProcess) -> int:
-    """Serve the recipe in `words` with a started engine process; the exit code."""
+    """Serve the recipe in `words` with a started engine process, which the caller stops; the exit code."""
     try:
         recipe = _checked(words)
         source = resolve(read_spec(recipe.model))
@@ -39,8 +39,6 @@ def run(words: Sequence[str], engine: EngineProcess) -> int:
     except PartwiseError as error:
         print(error, file=sys.stderr)
         return 1
-    finally:
-        engine.stop()
 
 
 def show(words: Sequence[str]) -> int:

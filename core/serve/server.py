@@ -21,6 +21,7 @@ from core.text import Vocabulary
 from core.types import PartwiseError
 
 _CONNECTIONS_SECONDS: Final = 5
+_BACKLOG: Final = 2048
 
 log = logging.getLogger("partwise.serve")
 
@@ -130,6 +131,7 @@ def _bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
+        sock.listen(_BACKLOG)  # now, because two sockets may be bound to one port until one of them listens
     except OSError as error:
         sock.close()
         raise PartwiseError(

@@ -136,7 +136,7 @@ def recipe_of(
 
     allocator, cache = slot("kv_allocator"), slot("prefix_cache")
     allocator["options"].setdefault("page_size", page_size)
-    cache["options"]["eviction"] = slot("prefix_cache.eviction")
+    cache["eviction"] = slot("prefix_cache.eviction")
     scheduler = slot("scheduler")
     scheduler["options"] = {"max_running": 4, "token_budget": 16, **scheduler["options"]}
     return Recipe.model_validate(

@@ -20,9 +20,9 @@ def write_int8(storage: Mapping[str, Tensor], k: Tensor, v: Tensor, slots: Tenso
     page, offset = slots // page_size, slots % page_size
     group, lane = offset // 16, offset % 16
     codes, storage["k_scale"][page, :, offset] = _rounded(k)
-    storage["k"].permute(0, 2, 4, 1, 3, 5)[page, group, lane] = codes.unflatten(-1, (-1, 2))
+    storage["k"].permute(0, 2, 4, 1, 3, 5)[page, group, lane] = codes.view(*codes.shape[:2], -1, 2)
     codes, storage["v_scale"][page, :, offset] = _rounded(v)
-    storage["v"].permute(0, 2, 4, 6, 1, 3, 5)[page, group, lane // 2, lane % 2] = codes.unflatten(-1, (-1, 16))
+    storage["v"].permute(0, 2, 4, 6, 1, 3, 5)[page, group, lane // 2, lane % 2] = codes.view(*codes.shape[:2], -1, 16)
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:

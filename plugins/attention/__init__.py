@@ -32,6 +32,6 @@ CPU_PAGED = PluginInfo(
     name="cpu_paged",
     seam="attention.kernel",
     part="plugins.attention.cpu_paged:PagedCPUKernel",
-    provides=frozenset({"window", "softcap", "sinks", "latent", "kv:none", "kv:int8_cpu", "lossless"}),
+    provides=frozenset({"window", "softcap", "sinks", "latent", "kv:none", "kv:int8_cpu", "lossless", "error:0.001"}),
     summary="Compiled attention for x86 CPUs, and the whole step in one call where the weights are packed for it",
 )

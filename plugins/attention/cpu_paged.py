@@ -100,10 +100,14 @@ class Step:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = torch.empty(len(batch.tokens), self._decoder.hidden)
-        ids, embeddings = batch.tokens, None
-        if self._embedding is not None:
-            ids, embeddings = None, self._embedding(batch.tokens).float().contiguous()
-        logits = self._decoder.step(ids, ragged(batch), batch.logit_rows, embeddings=embeddings, hidden=hidden)
+        embeddings = None if self._embedding is None else self._embedding(batch.tokens).float().contiguous()
+        logits = self._decoder.step(
+            batch.tokens if embeddings is None else None,
+            ragged(batch),
+            batch.logit_rows,
+            embeddings=embeddings,
+            hidden=hidden,
+        )
         return hidden, logits
 
 

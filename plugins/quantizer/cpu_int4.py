@@ -14,6 +14,8 @@ from kernels.cpu.linear import quantize_int4, quantize_int8
 from kernels.cpu.modules import Product, Table, unavailable, weave
 
 HEAD = "head.weight"
+LARGEST = 7 * 65504.0
+"""Scales are kept in half precision."""
 
 
 class Int4Weights(WeightQuantizer):
@@ -28,6 +30,11 @@ class Int4Weights(WeightQuantizer):
     def linear(self, name: str, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> Linear:
         order = weave([weight.shape[0] for weight in weights])
         stacked = torch.cat([weight.dense().float() for weight in weights])
+        if not float(stacked.abs().max()) <= LARGEST:
+            raise ValueError(
+                f"{name}: a weight is beyond {LARGEST:,.0f} or not a number, which int4 cannot hold; set "
+                "quantizer.weights=none if the checkpoint is not damaged"
+            )
         bias = None if bias is None else bias.float()
         if order is not None:
             stacked, bias = stacked[order], None if bias is None else bias[order]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,18 +14,22 @@ from core.interfaces.plugin import BuildContext, Options
 from core.interfaces.quantizer import Embedding, Linear, WeightQuantizer
 from kernels.cpu.linear import PackedLinear, blocks_from_gguf, pack_fp32
 from kernels.cpu.modules import Product, Table, unavailable, weave
+from plugins.quantizer import NativeOptions
 
 Block = Literal["Q4_0", "Q4_1", "Q8_0"]
-KEPT = {name.lower(): name for name in get_args(Block)}
+KEPT: dict[str, Block] = {"q4_0": "Q4_0", "q4_1": "Q4_1", "q8_0": "Q8_0"}
 """Storages whose blocks the kernels multiply as they are, with the names that the kernels know them by."""
+PLANES: dict[Block, int] = {"Q4_0": 3, "Q4_1": 3, "Q8_0": 2}
+"""How often inputs are rounded, each time what the last rounding left, until nothing is left that fp32 could hold."""
 
 
 class NativeWeights(WeightQuantizer):
     """Keeps the GGUF blocks Q4_0, Q4_1 and Q8_0; everything else, and a stack of unlike storages, is packed in fp32.
 
-    No weight changes. Inputs of a product over blocks are rounded: to 8 bits with a scale for each 32 over 4-bit
-    blocks, to 14 bits with a scale a token over Q8_0. A tied head shares the token table.
+    No weight changes. A tied head shares the token table.
     """
+
+    options: NativeOptions
 
     @classmethod
     def unfit(cls, options: Options, context: BuildContext) -> Sequence[str]:
@@ -33,20 +38,24 @@ class NativeWeights(WeightQuantizer):
 
     def linear(self, name: str, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> Linear:
         order = weave([weight.shape[0] for weight in weights])
-        return Product(_packed(weights, bias, order), woven=order is not None)
+        return Product(self._packed(weights, bias, order), woven=order is not None)
 
     def embedding(self, name: str, weight: StoredWeight, dtype: torch.dtype) -> Embedding:
-        return Table(_packed([weight], None, None), dtype)
+        return Table(self._packed([weight]), dtype)
 
     def tied_head(self, name: str, embedding: Embedding, dtype: torch.dtype) -> Linear | None:
         return Product(embedding.packed) if isinstance(embedding, Table) else None
 
-
-def _packed(weights: Sequence[StoredWeight], bias: Tensor | None, order: Tensor | None) -> PackedLinear:
-    kinds = {weight.storage for weight in weights}
-    kept: Block | None = KEPT.get(next(iter(kinds))) if len(kinds) == 1 else None  # type: ignore[assignment]
-    stacked = torch.cat([weight.raw() if kept else weight.dense().float() for weight in weights])
-    bias = None if bias is None else bias.float()
-    if order is not None:
-        stacked, bias = stacked[order], None if bias is None else bias[order]
-    return blocks_from_gguf(stacked, kept, bias) if kept else pack_fp32(stacked, bias)
+    def _packed(
+        self, weights: Sequence[StoredWeight], bias: Tensor | None = None, order: Tensor | None = None
+    ) -> PackedLinear:
+        storages = {weight.storage for weight in weights}
+        block = KEPT.get(storages.pop()) if len(storages) == 1 else None
+        stacked = torch.cat([weight.raw() if block else weight.dense().float() for weight in weights])
+        bias = None if bias is None else bias.float()
+        if order is not None:
+            stacked, bias = stacked[order], None if bias is None else bias[order]
+        if block is None:
+            return pack_fp32(stacked, bias)
+        packed = blocks_from_gguf(stacked, block, bias)
+        return replace(packed, planes=PLANES[block] if self.options.inputs == "exact" else 1)

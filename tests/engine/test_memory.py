@@ -154,3 +154,37 @@ def test_memory_of_ended_requests_is_free_or_cached() -> None:
     stats = engine.stats()["kv"]["full"]
     assert stats["held"] == 0 and stats["free"] + stats["cached"] == stats["pages"]
     assert engine.stats()["prefix_cache"]["evicted_pages"] > 0
+
+
+@pytest.mark.parametrize("cache", ["hash", "radix"])
+def test_a_run_that_only_fits_where_its_own_prefix_lies(cache: str) -> None:
+    prompt = list(range(8))
+    expected = generate(toy_engine(), [prompt], max_tokens=24)[0]
+    engine = toy_engine(allocator="contiguous", cache=cache, page_size=4, kv_tokens=32, max_model_len=32)
+    engine.add(request([9, 9, 9], max_tokens=6))
+    engine.add(request(prompt, max_tokens=5))  # its pages lie in the middle of the pool, and stay cached
+    drain(engine)
+    item = request(prompt, max_tokens=24)
+    engine.add(item)
+    assert outputs(drain(engine, steps=60))[item.id, 0] == expected
+
+
+@pytest.mark.parametrize("cache", ["hash", "radix"])
+def test_hits_are_counted_once_however_long_a_sequence_waits(cache: str) -> None:
+    prompt = PROMPTS[0][:16]
+    engine = toy_engine(cache=cache, page_size=4, kv_tokens=48, budget=16)
+    generate(engine, [prompt], max_tokens=1)
+    engine.add(request(PROMPTS[1][:8], max_tokens=32))
+    for _ in range(24):
+        engine.step()
+    before = engine.stats()["prefix_cache"]
+    item = request([*prompt, *PROMPTS[2][:16]], max_tokens=8)
+    engine.add(item)
+    engine.step()
+    assert engine.stats()["waiting"] == 1
+    events = drain(engine)
+    after = engine.stats()["prefix_cache"]
+    cached = next(event.cached_tokens for event in events if event.id == item.id)
+    assert after["lookups"] - before["lookups"] == 1
+    assert after["lookup_tokens"] - before["lookup_tokens"] == 32
+    assert after["hit_tokens"] - before["hit_tokens"] == cached

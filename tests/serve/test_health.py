@@ -15,7 +15,10 @@ import httpx
 import pytest
 
 from core.serve.client import EngineDown
-from tests.serve.harness import MODEL, Running, recipe, serving
+from core.serve.launch import launch
+from core.serve.server import Server
+from core.types import PartwiseError
+from tests.serve.harness import FACTORY, MODEL, FakeTokenizer, Running, recipe, serving
 from tests.serve.test_streams import CHAT, say, user
 
 SLOW = say("token " * 50, delay=0.02, eos=False)
@@ -104,6 +107,17 @@ def test_a_server_with_a_hung_engine_can_be_stopped():
 def test_an_engine_that_cannot_start_says_why():
     with pytest.raises(EngineDown, match="cannot work: scripted"), serving(recipe(refuse=True)):
         pass
+
+
+def test_a_port_is_taken_before_the_model_loads():
+    engine = launch(FACTORY)
+    try:
+        first = Server(recipe(), "first", engine, FakeTokenizer)
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(PartwiseError, match=r"cannot listen.*server\.port"):
+            Server(recipe(server={"port": port}), "second", engine, FakeTokenizer)
+    finally:
+        engine.stop()
 
 
 def test_a_port_in_use_says_so(server: Running):

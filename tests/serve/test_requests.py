@@ -349,3 +349,8 @@ def test_an_unexpected_failure_says_nothing_of_the_inside(server: Running):
 def test_unknown_routes_have_the_same_shape(server: Running):
     refused(server.http.get("/v1/nothing"), None, 404)
     refused(server.http.get(TEXT), None, 405)
+
+
+def test_a_wrong_method_is_told_the_right_ones(server: Running):
+    answer = server.http.delete("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from core.compose import compose, compose_words
+from core.recipe import kv_bytes
 from core.serve.__main__ import main
 from core.serve.run import show
 from core.types import PartwiseError
@@ -53,6 +54,11 @@ def test_paths_of_models(path: str):
         (["server.api_key=true"], "server.api_key"),
         (["server.api_key=1"], "server.api_key"),
         (["server.api_key="], "server.api_key"),
+        (["server.api_key=1"], "quote it"),
+        (["hydra.run.dir=/tmp"], "hydra.run.dir"),
+        (["attention=sdpa"], "attention.kernel"),
+        (["quantizer=int8"], "quantizer.weights"),
+        (["schedular=static"], "did you mean scheduler"),
         (["server.port=abc"], "server.port"),
         (["server.port=1e3x"], "server.port"),
         (["engine.threads=1e-3"], "engine.threads"),
@@ -74,6 +80,21 @@ def test_what_is_wrong_is_named(words: list[str], told: str, capsys: pytest.Capt
     assert told in str(error.value)
     assert show(words) == 1
     assert told in capsys.readouterr().err
+
+
+def test_a_key_of_the_wrong_type_is_not_repeated():
+    with pytest.raises(PartwiseError) as error:
+        compose(overrides=["server.api_key=8675309"])
+    assert "8675309" not in str(error.value)
+
+
+def test_a_model_in_braces():
+    assert compose(overrides=["model={path: /m/a, name: b}"]).model == {"path": "/m/a", "name": "b"}
+
+
+def test_more_memory_than_there_is():
+    with pytest.raises(PartwiseError, match=r"memory\.kv_bytes.*this machine has"):
+        kv_bytes(compose(overrides=["memory.kv_bytes=1000TiB"]))
 
 
 @pytest.mark.parametrize("word", ["scheduler.max_running=0", "kv_allocator.page_size=-1", "drafter.k=many"])

@@ -268,7 +268,7 @@ AI void scores_codes(const int32_t *q, const float *q_scale, int steps, const ch
 #else
         int64_t right = BLOCK;
 #endif
-        product_pairs(q, mt, 1, &left, right, 1, steps, acc, mt);
+        product_pairs(q, mt, 1, &left, right, 1, steps, acc, mt, 0);
         vf x = vload(c->k_scale + g * BLOCK);
 #ifdef PW_AVX512
         vf y = vload(c->k_scale + second * BLOCK);
@@ -295,7 +295,7 @@ AI void values_codes(const int32_t *p, const float *p_scale, const chunk_view *c
         for (int g = g_from; g < g_to; g++) groups[g - g_from] = c->vc[g] + d / BLOCK * (BLOCK * BLOCK);
         int64_t right = V_RIGHT;
         if (VL == BLOCK && d + BLOCK >= dv) right = 0;
-        product_pairs(p + g_from * (BLOCK / 2), 1, CHUNK / 2, groups, right, g_to - g_from, BLOCK / 2, acc, mt);
+        product_pairs(p + g_from * (BLOCK / 2), 1, CHUNK / 2, groups, right, g_to - g_from, BLOCK / 2, acc, mt, 0);
         UNROLL for (int m = 0; m < mt; m++) {
             vf scale = vset(p_scale[m]);
             vstore(o + m * ov + d, vmul(vcvt(acc[m][0]), scale));

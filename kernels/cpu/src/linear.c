@@ -151,7 +151,7 @@ AI void tile_int8_part(const int32_t *a, const float *a_scale, int64_t k, const 
     vi acc[MT_MAX][2];
     for (int64_t from = 0; from < k; from += EXACT_K) {
         const int8_t *b = w + from * BLOCK;
-        product_pairs(a + from / 2 * mt, mt, 1, &b, right, 1, (int)(min64(k - from, EXACT_K) / 2), acc, mt);
+        product_pairs(a + from / 2 * mt, mt, 1, &b, right, 1, (int)(min64(k - from, EXACT_K) / 2), acc, mt, 1);
         UNROLL for (int m = 0; m < mt; m++) {
             vf x = vcvt(acc[m][0]), y = vcvt(acc[m][1]);
             float *to = out + m * OUT_COLUMNS;
@@ -195,6 +195,7 @@ AI void tile_q8_part(const int32_t *a, const float *a_scale, int64_t groups, con
     UNROLL for (int m = 0; m < mt; m++) sum[m] = vset(0);
     for (int64_t g = 0; g < groups; g++, w += Q8_BYTES, a += GROUP / 2 * mt) {
         vi acc[MT_MAX];
+        if (half == 0) fetch_ahead(w, Q8_BYTES);
         UNROLL for (int m = 0; m < mt; m++) acc[m] = izero();
         for (int s = 0; s < GROUP / 2; s++) {
             vi x = widen8(w + s * 2 * BLOCK + half * BLOCK);
@@ -213,6 +214,7 @@ AI void tile_q4_part(const int32_t *a, const float *a_scale, const float *a_sum,
     UNROLL for (int m = 0; m < mt; m++) sum[m] = vset(0);
     for (int64_t g = 0; g < groups; g++, w += with_min ? Q4_1_BYTES : Q4_0_BYTES, a += GROUP / 4 * mt, a_scale += mt, a_sum += mt) {
         vi acc[MT_MAX];
+        if (half == 0) fetch_ahead(w, with_min ? Q4_1_BYTES : Q4_0_BYTES);
         UNROLL for (int m = 0; m < mt; m++) acc[m] = izero();
         UNROLL for (int s = 0; s < GROUP / 8; s++) {
             vi bytes = iload(w + s * 4 * BLOCK + half * 4 * VL);

@@ -30,9 +30,16 @@ AI void product(const float *a, int64_t sk, const int64_t sm, const float *b, co
     for (; n < n_to; n += 2 * VL) product_columns(a, sk, sm, b, rows, ldb, n, from, to, c, ldc, mt, 2);
 }
 
-/* as above on pairs of 16-bit and 8-bit numbers; b comes in groups of `steps` pairs, 2 * VL columns wide */
+#define AHEAD 2048 /* bytes */
+/* weights are one stream; the hardware alone does not run far enough ahead of it while it is worked on */
+AI void fetch_ahead(const void *p, const int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)p + AHEAD + i, _MM_HINT_T0);
+}
+
+/* as above on pairs of 16-bit and 8-bit numbers; b comes in groups of `steps` pairs, 2 * VL columns wide.
+ * `stream`: what follows b in memory is read next. */
 AI void product_pairs(const int32_t *a, int64_t sk, const int64_t sm, const int8_t *const *b, const int64_t right,
-                      int n_groups, int steps, vi acc[MT_MAX][2], const int mt) {
+                      int n_groups, int steps, vi acc[MT_MAX][2], const int mt, const int stream) {
     const int unroll = mt == 1 ? 4 : mt <= MT_MAX / 4 ? 2 : 1;
     vi sums[4][MT_MAX][2];
     UNROLL for (int u = 0; u < unroll; u++) UNROLL for (int m = 0; m < mt; m++) {
@@ -43,6 +50,10 @@ AI void product_pairs(const int32_t *a, int64_t sk, const int64_t sm, const int8
         const int8_t *left = b[g];
         const int32_t *x = a + (int64_t)g * steps * sk;
         for (int s = 0; s < steps; s += unroll) UNROLL for (int u = 0; u < unroll; u++) {
+            if (stream && u % 2 == 0) {
+                fetch_ahead(left + (s + u) * 2 * BLOCK, 64);
+                if (VL == BLOCK) fetch_ahead(left + right + (s + u) * 2 * BLOCK, 64);
+            }
             vi w0 = widen8(left + (s + u) * 2 * BLOCK), w1 = widen8(left + right + (s + u) * 2 * BLOCK);
             UNROLL for (int m = 0; m < mt; m++) dp16x2(&sums[u][m][0], &sums[u][m][1], w0, w1, x + (s + u) * sk + m * sm);
         }
