@@ -160,7 +160,8 @@ def _headline(results: Sequence[Result]) -> list[tuple[str, str, str]]:
             best = max(here, key=lambda r: (r.effect.kind == "total", r.verdict.kind == "real", abs(r.estimate.mean)))
             e = best.estimate
             text = f"{best.effect.name}, {metric(best.metric).label} on {workload}"
-            found.append((findings.change(e.mean), text, findings.interval(e)))
+            figure = {"real": findings.change(e.mean), "none": "no effect", "undecided": "undecided"}[best.verdict.kind]
+            found.append((figure, text, findings.interval(e)))
     return found
 
 

@@ -78,7 +78,7 @@ def switches(gains=GAINS):
 
 def study_plan(design="ladder", gains=GAINS, **options):
     made = designs.build(design, "full", switches(gains))
-    given = {"workloads": {"chat": {}}, "budget_s": 1e6, "blocks": 6} | options
+    given = {"workloads": {"chat": {"n": 1, "turns": 1}}, "budget_s": 1e6, "blocks": 6} | options
     return StudyPlan(recipe="full", design=made, **given)
 
 
