@@ -15,11 +15,14 @@ from core.engine import Engine, Limits
 from core.hooks import OBSERVER_GROUP, Observers
 from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
 from core.kv import LayerKV, Pool, page_bytes, pool_sizes, shared_bytes
-from core.memory import Memory, Pages
+from core.memory import Memory
+from core.pages import Pages
 from core.plugins.twins import TWINS
+from core.prefixes import Sharing
 from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
 from core.registry import Registry, near
 from core.runner import Runner
+from core.tier import HostTier
 from core.types import Attend, Batch, Budget, KVGroup, LayerSpec
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -85,17 +88,21 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
         pages,
         _build(registry, chosen["prefix_cache"], cache_context),
         cache_label=_label(chosen["prefix_cache"]),
+        sharing=_sharing(chosen["prefix_cache"]),
         step_tokens=context.token_budget,
         decode_tokens=1 + draft_k,
         clock=clock,
         on_evicted=lambda n: observers.call("on_evicted", pages=n),
+        tier=_tier(pages, model.dtype, clock),
     )
     kernel = _build(registry, chosen["attention.kernel"], context)
+    reduction = _build(registry, chosen["context_reduction"], context)
     engine = Engine(
-        runner=Runner(model, kernel, kv, context.page_size, len(pages), clock),
+        runner=Runner(model, kernel, kv, context.page_size, len(pages), clock, reduction),
         memory=memory,
         scheduler=_build(registry, chosen["scheduler"], context),
         drafter=drafter,
+        reduction=reduction,
         limits=Limits(
             max_model_len=context.max_model_len,
             max_waiting=recipe.engine.max_waiting,
@@ -103,6 +110,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
             draft_k=draft_k,
             vocab_size=vocab_size,
             eos_token_ids=frozenset(model.eos_token_ids),
+            swap=getattr(chosen["scheduler"].options, "preemption", "swap") == "swap",
         ),
         labels={seam: _label(part) for seam, part in chosen.items()},
         observers=observers,
@@ -170,6 +178,18 @@ def _pools(
     return pages, kv
 
 
+def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | None:
+    """The host pools behind the device's, of the same groups and formats."""
+    host = []
+    for index, pages in enumerate(device):
+        allocator, pool = pages.allocator.host, pages.pool
+        if allocator is None:
+            return None
+        behind = Pool(pool.group, index, allocator.n_pages, pool.page_size, pool.quantizer, dtype)
+        host.append(Pages(allocator, behind, pages.label, clock))
+    return HostTier(device, host)
+
+
 def _observers(recipe: Recipe) -> Observers:
     observers = Observers()
     points = {point.name: point for point in entry_points(group=OBSERVER_GROUP)}
@@ -187,6 +207,12 @@ def _observers(recipe: Recipe) -> Observers:
 def _build(registry: Registry, part: Chosen, context: BuildContext) -> Any:
     built = registry.build(part.seam, part.info.name, part.options, context)
     return TWINS[part.seam](built) if part.books_only else built
+
+
+def _sharing(cache: Chosen) -> Sharing:
+    if cache.books_only or "keeps_nothing" in cache.info.provides:
+        return "never"
+    return "whole" if "whole_prompts_only" in cache.info.provides else "prefix"
 
 
 def _label(part: Chosen) -> str:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from core.clock import Clock
 from core.hooks import Observers
+from core.interfaces.context_reduction import ContextReduction
 from core.interfaces.drafter import Drafter
 from core.interfaces.scheduler import Scheduler
 from core.memory import Memory
@@ -41,13 +43,14 @@ from core.types import (
 log = logging.getLogger("partwise")
 
 STALL_SECONDS = 5.0
-STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv")
+STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv", "context_reduction")
 """Whose code runs while the model computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The engine's sizes: tokens a sequence, waiting requests, tokens and sequences a step, drafts a sequence."""
+    """The engine's sizes: tokens a sequence, waiting requests, tokens and sequences a step, drafts a sequence; and
+    whether what is preempted moves to the host tier, where there is one with room."""
 
     max_model_len: int
     max_waiting: int
@@ -55,6 +58,7 @@ class Limits:
     draft_k: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    swap: bool = True
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ class Counters:
     generated_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
@@ -87,6 +92,7 @@ class Engine:
         memory: Memory,
         scheduler: Scheduler,
         drafter: Drafter,
+        reduction: ContextReduction,
         limits: Limits,
         labels: Mapping[str, str],
         observers: Observers,
@@ -98,6 +104,7 @@ class Engine:
         self.memory = memory
         self.scheduler = scheduler
         self.drafter = drafter
+        self.reduction = reduction
         self.limits = limits
         self.labels = labels
         self.observers = observers
@@ -107,6 +114,7 @@ class Engine:
         self.running = SequenceQueue()
         self._groups: dict[str, list[Seq]] = {}
         self._unforked: dict[str, list[Seq]] = {}
+        self._orphans: set[str] = set()
         self._events: list[Event] = []
         self._needs_hidden = needs_hidden
         self._hidden: dict[str, list[Tensor]] = {}
@@ -154,6 +162,8 @@ class Engine:
         rows = self._plan()
         if rows:
             self._run(rows)
+            with self.clock.span("context_reduction"):
+                self._reduce([row.seq for row in rows])
             self._propose([row.seq for row in rows])
             self._after_step(rows)
         events, self._events = self._events, []
@@ -190,7 +200,7 @@ class Engine:
         try:
             batch = self.runner.prepare(rows)
             with self.clock.span("model"):
-                hidden, logits = self.runner.run(batch)
+                hidden, logits = self.runner.run(batch, rows)
             with self.clock.span("sampling"):
                 prompt_logprobs, verified = self._verify(rows, logits[:, : self.limits.vocab_size])
         except Exception as error:
@@ -199,8 +209,9 @@ class Engine:
                 self._fail(rows[0].seq, self._told(f"the model's step ({parts})", error))
                 return
             log.warning("a step of %d sequences failed (%s); trying each alone", len(rows), error)
-            for row in rows:
-                self._run([row])
+            for row in self._leaders_first(rows):
+                if row.seq.state is State.RUNNING:
+                    self._run([row])
             return
         for row, start in zip(rows, batch.query_starts, strict=False):
             before = row.seq.num_computed
@@ -241,8 +252,9 @@ class Engine:
         self, row: Row, prompt_logprobs: list[TokenLogprob], sampled: tuple[Verified, list[TokenLogprob]] | None
     ) -> None:
         seq = row.seq
-        if seq.state is State.ENDED:
+        if seq.state is not State.RUNNING:
             return
+        self.memory.leads.unfollow(seq)
         seq.num_computed += row.n_known
         self.counters.computed_tokens += row.n_tokens
         seq.draft = NO_DRAFT
@@ -266,6 +278,19 @@ class Engine:
         if reason is None and seq.num_tokens >= seq.max_total:
             reason = "length"
         self._emit(seq, tokens, logprobs[: len(tokens)], reason, stop)
+
+    def _reduce(self, stepped: Sequence[Seq]) -> None:
+        """Let go of what the context reduction chooses of the sequences that ran."""
+        for seq in stepped:
+            if seq.state is not State.RUNNING:
+                continue
+            try:
+                for view in self.memory.views(seq):
+                    places = self.reduction.forget(view)
+                    if places:
+                        self.memory.forget(seq, view, places)
+            except Exception as error:
+                self._fail(seq, self._told(self.labels["context_reduction"], error))
 
     def _propose(self, stepped: Sequence[Seq]) -> None:
         """Drafts for the sequences whose next step decodes."""
@@ -291,11 +316,13 @@ class Engine:
     def _checked_rows(self, plan: Plan) -> list[Row]:
         """The plan's rows; a sequence whose item breaks the contract ends."""
         rows: dict[str, Row] = {}
+        orphans, self._orphans = self._orphans, set()
         total = 0
         for item in plan.items:
             seq = self._find(item.id)
             if seq is None or seq.state is not State.RUNNING:
-                log.error("%s planned %r, which is not running", self.labels["scheduler"], item.id)
+                if item.id not in orphans:
+                    log.error("%s planned %r, which is not running", self.labels["scheduler"], item.id)
                 continue
             fault = self._item_fault(seq, item.n_tokens, item.id in rows, total + item.n_tokens)
             if fault:
@@ -305,7 +332,23 @@ class Engine:
             total += item.n_tokens
             n_known = min(item.n_tokens, seq.remaining)
             rows[seq.id] = Row(seq, n_known, _cut(seq.draft, item.n_tokens - n_known))
-        return list(rows.values())
+        return self._followable(rows)
+
+    def _followable(self, rows: dict[str, Row]) -> list[Row]:
+        """Without the rows whose leader does not compute in this step what they share with it."""
+        follow = any(row.seq.leader for row in rows.values())
+        for row in self._leaders_first(list(rows.values())) if follow else ():
+            if row.seq.leader is None:
+                continue
+            leader, n_tokens = row.seq.leader
+            step = rows.get(leader.id)
+            if leader.num_computed + (step.n_known if step else 0) < n_tokens:
+                del rows[row.seq.id]
+        return [row for row in rows.values() if row.seq.state is State.RUNNING]
+
+    def _leaders_first(self, rows: list[Row]) -> list[Row]:
+        order = {id: place for place, id in enumerate(seq.id for seq in self.running)}
+        return sorted((row for row in rows if row.seq.id in order), key=lambda row: order[row.seq.id])
 
     def _item_fault(self, seq: Seq, n_tokens: int, again: bool, total: int) -> str | None:
         if again:
@@ -346,15 +389,22 @@ class Engine:
     def preempt(self, seq: Seq) -> None:
         if seq.state is not State.RUNNING:
             return
-        computed = seq.num_computed
-        self._give_back(seq)
+        lost = seq.num_computed
+        self._part_from_followers(seq)
+        kept = self.memory.swap_out(seq) if self.limits.swap else 0
+        if not kept:
+            self._remember(seq)
+            self.memory.release(seq)
         self.running.remove(seq)
         seq.state = State.WAITING
         seq.draft = NO_DRAFT
         self._forget(seq)
+        if kept < lost:
+            self._forget_context(seq)
         self.waiting.put_back(seq)
         self.counters.preemptions += 1
-        self.observers.call("on_preempted", id=seq.request.id, index=seq.index, computed_tokens=computed)
+        self.counters.swaps += kept > 0
+        self.observers.call("on_preempted", id=seq.request.id, index=seq.index, computed_tokens=lost - kept)
 
     # --- the life of a sequence -----------------------------------------------------------------------------------
 
@@ -469,9 +519,9 @@ class Engine:
     ) -> None:
         self._leave(seq)
         if error is None:
-            self._give_back(seq)
-        else:
-            self.memory.release(seq)
+            self._remember(seq)
+        self._part_from_followers(seq)
+        self.memory.release(seq)
         self._events.append(self._event(seq, tokens, logprobs, reason, stop, error))
         self.counters.finished[reason] += 1
         seconds = time.monotonic() - seq.arrival
@@ -492,6 +542,7 @@ class Engine:
             queue.remove(seq)
             self._guarded(self.labels["scheduler"], lambda: self.scheduler.removed(seq))
         self._forget(seq)
+        self._forget_context(seq)
         self._leave_siblings(seq)
 
     def _leave_siblings(self, seq: Seq) -> None:
@@ -507,17 +558,26 @@ class Engine:
         if not siblings:
             del self._groups[id]
 
-    def _give_back(self, seq: Seq) -> None:
-        """Free the pages of a sequence; whole computed ones stay cached."""
+    def _remember(self, seq: Seq) -> None:
+        """Whole computed pages of a sequence that goes stay cached."""
         try:
             self.memory.remember(seq)
         except Exception as error:
             log.error("%s", self._told(self.labels["prefix_cache"], error))
-        self.memory.release(seq)
+
+    def _part_from_followers(self, seq: Seq) -> None:
+        """Those that wait for what a sequence that goes was to compute wait for admission again."""
+        for follower in self.memory.leads.followers(seq):
+            self.preempt(follower)
+            self._orphans.add(follower.id)
+            self._guarded(self.labels["scheduler"], partial(self.scheduler.added, follower))
 
     def _forget(self, seq: Seq) -> None:
         self._hidden.pop(seq.id, None)
         self._guarded(self.labels["drafter"], lambda: self.drafter.forget(seq.id))
+
+    def _forget_context(self, seq: Seq) -> None:
+        self._guarded(self.labels["context_reduction"], partial(self.reduction.ended, seq.id))
 
     # --- drafts ---------------------------------------------------------------------------------------------------
 
@@ -636,6 +696,7 @@ class Engine:
             "generated_tokens": c.generated_tokens,
             "cached_tokens": c.cached_tokens,
             "preemptions": c.preemptions,
+            "swaps": c.swaps,
             "drafts": c.drafts,
             "drafted": [c.drafted[i] for i in range(len(c.drafted))],
             "accepted": [c.accepted[i] for i in range(len(c.drafted))],

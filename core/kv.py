@@ -60,6 +60,7 @@ class Pool:
         self.group = group
         self.n_pages = n_pages
         self.page_size = page_size
+        self.quantizer = quantizer
         self.format = quantizer.format(group, page_size, dtype)
         self.layers = {
             layer: LayerKV(group, index, self.format, quantizer, _allocate(self.format, n_pages, page_size, device))
@@ -77,6 +78,15 @@ class Pool:
         for layer in self.layers.values():
             for name in names:
                 layer.storage[name][target].copy_(layer.storage[name][source])
+
+
+    def copy_to(self, pages: Sequence[int], other: Pool, targets: Sequence[int]) -> None:
+        """Copy pages to a pool of the same group and format, in every layer."""
+        names = [field.name for field in self.format.fields if field.per != "pool"]
+        source, target = torch.tensor(pages, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
+        for layer, here in self.layers.items():
+            for name in names:
+                other.layers[layer].storage[name][target] = here.storage[name][source]
 
 
 def page_bytes(group: KVGroup, format: KVFormat, page_size: int) -> int:

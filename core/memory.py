@@ -10,73 +10,19 @@ counted here beside the allocators, so that a faulty part is found at the call t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.interfaces.kv_allocator import KVAllocator
+from core.interfaces.context_reduction import ContextView
 from core.interfaces.prefix_cache import PrefixCache, PrefixStats
-from core.kv import Pool, window_pages
+from core.kv import window_pages
+from core.pages import Pages
+from core.prefixes import Leads, Sharing, page_digests
 from core.sequence import PageTable, Sequence
+from core.tier import HostTier
 from core.types import InvalidRequest, KVStats, Match, PartFault
-
-
-class Pages:
-    """One KV group's pages: the allocator, watched."""
-
-    def __init__(self, allocator: KVAllocator, pool: Pool, label: str, clock: Clock) -> None:
-        self.allocator = allocator
-        self.pool = pool
-        self.window = pool.group.window
-        self.page_size = pool.page_size
-        self._label = label
-        self._clock = clock
-        self.references = [0] * pool.n_pages
-        self.n_held = 0
-
-    @property
-    def n_pages(self) -> int:
-        return self.pool.n_pages
-
-    def allocate(self, n_tokens: int, upper_bound: int) -> list[int] | None:
-        with self._clock.part("kv_allocator", self._label):
-            pages = self.allocator.allocate(n_tokens, upper_bound=upper_bound)
-        return self._taken(pages, n_tokens, 0)
-
-    def extend(self, pages: Sequence_[int], n_tokens: int) -> list[int] | None:
-        with self._clock.part("kv_allocator", self._label):
-            more = self.allocator.extend(tuple(pages), n_tokens)
-        return self._taken(more, n_tokens, len(pages))
-
-    def share(self, pages: Iterable[int]) -> None:
-        pages = list(pages)
-        with self._clock.part("kv_allocator", self._label):
-            self.allocator.share(pages)
-        for page in pages:
-            self.references[page] += 1
-
-    def free(self, pages: Iterable[int]) -> None:
-        pages = list(pages)
-        with self._clock.part("kv_allocator", self._label):
-            self.allocator.free(pages)
-        for page in pages:
-            self.references[page] -= 1
-            self.n_held -= not self.references[page]
-
-    def _taken(self, pages: list[int] | None, n_tokens: int, had: int) -> list[int] | None:
-        if pages is None:
-            return None
-        if not isinstance(pages, list):
-            raise PartFault(f"{self._label} returned a {type(pages).__name__} where a list of pages belongs")
-        if (had + len(pages)) * self.page_size < n_tokens:
-            raise PartFault(f"{self._label} gave {had + len(pages)} pages where {n_tokens} tokens need more")
-        for page in pages:
-            if not 0 <= page < self.n_pages or self.references[page]:
-                raise PartFault(f"{self._label} handed out page {page}, which is held already or not of the pool")
-            self.references[page] = 1
-        self.n_held += len(pages)
-        return pages
 
 
 @dataclass(slots=True)
@@ -84,7 +30,7 @@ class CachedPage:
     """What the prefix cache keeps with one page of the first group: the same tokens' pages in the other groups, and a
     digest of salt and tokens up to its end, so that a page is never served for other tokens than its own."""
 
-    digest: int
+    digest: bytes
     others: list[int | None]
 
 
@@ -97,16 +43,21 @@ class Memory:
         cache: PrefixCache,
         *,
         cache_label: str,
+        sharing: Sharing,
         step_tokens: int,
         decode_tokens: int,
         clock: Clock,
         on_evicted: Callable[[int], None],
+        tier: HostTier | None = None,
     ) -> None:
         self.groups = groups
         self.cache = cache
         self.page_size = groups[0].page_size
         self.cached: dict[int, CachedPage] = {}
         self.forks: dict[str, Sequence] = {}
+        self.leads = Leads(self.page_size, sharing)
+        self.tier = tier
+        self._keeps_idle = tier is not None and sharing == "prefix" and all(pages.window is None for pages in groups)
         self.lookups = PrefixStats()  # of sequences that were admitted: one that waits for room is looked up every step
         self._cache_label = cache_label
         self._step_tokens = step_tokens
@@ -131,6 +82,8 @@ class Memory:
 
     def admit(self, seq: Sequence) -> bool:
         """Match the prefix and hold pages for all tokens, or as many as a window group may hold. False: no room."""
+        if self.tier is not None and seq.id in self.tier.swapped:
+            return self._swap_in(seq, self.tier)
         if seq.id not in self.forks:
             self._take_prefix(seq)
         if self._admit_groups(seq):
@@ -159,19 +112,41 @@ class Memory:
         return all(len(table) * self.page_size + table.start >= n_tokens for table in seq.tables)
 
     def release(self, seq: Sequence) -> None:
-        """Free all that a sequence holds; it starts over."""
+        """Free all that a sequence holds; it starts over. Those in `leads.followers` must have been released before."""
+        self.leads.done(seq)
+        if self.tier is not None:
+            self.tier.drop(seq)
         self._unlock(seq)
         for pages, table in zip(self.groups, seq.tables, strict=True):
             pages.free(table.pages)
             table.pages, table.start = (), 0
         self.forks.pop(seq.id, None)
-        seq.num_computed = 0
+        seq.num_computed, seq.reduced = 0, False
+
+    def swap_out(self, seq: Sequence) -> int:
+        """Move a running sequence to the host tier. How many of its tokens are safe there; 0: it still holds all."""
+        if self.tier is None or self.leads.pending(seq):
+            return 0
+        swapped = self.tier.copy_out(seq)
+        if swapped is None or any(
+            pages.window is not None and start > self._first_needed(pages, swapped.num_computed)
+            for pages, start in zip(self.groups, swapped.starts, strict=True)
+        ):
+            self.tier.give_up(swapped)
+            return 0
+        self.release(seq)
+        self.tier.swapped[seq.id] = swapped
+        return swapped.num_computed
 
     def remember(self, seq: Sequence) -> None:
         """Offer a sequence's whole computed pages to the prefix cache."""
+        if self.leads.pending(seq):
+            return
+        if seq.num_computed >= seq.num_prompt_tokens:
+            self.leads.leave(seq)
         table = seq.tables[0]
         n_full = min(seq.num_computed // self.page_size, len(table))
-        if table.start or not n_full:
+        if table.start or seq.reduced or not n_full:
             return
         salt, tokens = seq.request.cache_salt, seq.tokens[: n_full * self.page_size]
         with self._clock.part("prefix_cache", self._cache_label):
@@ -181,11 +156,45 @@ class Memory:
         self._use_cached_twins(seq, self._checked(insertion.match, tokens, salt))
         self._lock(seq, insertion.match)
 
+    def views(self, seq: Sequence) -> list[ContextView]:
+        """What a context reduction may judge of a sequence: each group without a window."""
+        if self.leads.followers(seq):
+            return []
+        return [
+            ContextView(
+                id=seq.id,
+                group=index,
+                kept=seq.num_computed - table.start,
+                num_computed=seq.num_computed,
+                num_prompt_tokens=seq.num_prompt_tokens,
+                page_size=self.page_size,
+            )
+            for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True))
+            if pages.window is None
+        ]
+
+    def forget(self, seq: Sequence, view: ContextView, places: Sequence_[int]) -> None:
+        """Free pages from the middle of a table. PartFault: places that are not there, not rising, or the last."""
+        if any(not 0 <= place < view.n_pages - 1 for place in places) or list(places) != sorted(set(places)):
+            raise PartFault(f"it forgets {list(places)[:8]} of {view.n_pages} pages; they must rise, before the last")
+        pages, table = self.groups[view.group], seq.tables[view.group]
+        gone = set(places)
+        forgotten = [table.pages[place] for place in places]
+        table.pages = [page for place, page in enumerate(table.pages) if place not in gone]
+        table.start += len(forgotten) * self.page_size
+        pages.free(forgotten)
+        if not seq.reduced:
+            seq.reduced = True
+            self.leads.leave(seq)
+            self._unlock(seq)
+
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that admission would find computed, at most: a window may need more pages than
         are left of it."""
         if seq.id in self.forks:
             return seq.num_computed
+        if self.tier is not None and seq.id in self.tier.swapped:
+            return self.tier.swapped[seq.id].num_computed
         if not self._may_match(seq):
             return 0
         with self._clock.part("prefix_cache", self._cache_label):
@@ -195,23 +204,15 @@ class Memory:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a waiting choice share all that `parent` computed of their common prompt."""
         n_tokens = min(parent.num_computed, child.num_prompt_tokens - 1)
-        if n_tokens < 1:
-            return
-        starts = [self._first_needed(pages, n_tokens) for pages in self.groups]
-        if any(table.start > start for table, start in zip(parent.tables, starts, strict=True)):
-            return
-        last = -(-n_tokens // self.page_size)
-        for pages, source, table, start in zip(self.groups, parent.tables, child.tables, starts, strict=True):
-            shift = source.start // self.page_size
-            table.pages = source.pages[start // self.page_size - shift : last - shift]
-            table.start = start
-            pages.share(table.pages)
-        child.num_computed = n_tokens
-        self.forks[child.id] = child
+        if n_tokens >= 1 and self._reaches(parent, n_tokens):
+            self._share(parent, child, n_tokens)
+            self.forks[child.id] = child
 
     def flush(self) -> None:
         """Empty the prefix cache of all that no running sequence has locked."""
         self._evict(self.cache.n_pages)
+        if self.tier is not None:
+            self.tier.forget_idle()
 
     # --- accounting -----------------------------------------------------------------------------------------------
 
@@ -246,6 +247,8 @@ class Memory:
                 raise PartFault(f"group {name}: {n_free} free and {pages.n_held} held pages of {pages.n_pages}")
         if self.cache.n_pages != len(self.cached):
             raise PartFault(f"{self._cache_label} says it keeps {self.cache.n_pages} pages of {len(self.cached)}")
+        if self.tier is not None:
+            self.tier.check()
 
     def _group_stats(self, index: int, pages: Pages, sequences: list[Sequence]) -> dict[str, int]:
         filled: dict[int, int] = {}
@@ -272,6 +275,7 @@ class Memory:
             "reserved_bytes": stats.reserved,
             "internal_waste_bytes": stats.internal_waste,
             "external_waste_bytes": stats.external_waste,
+            **(self.tier.stats(index) if self.tier is not None else {}),
         }
 
     # --- admission ------------------------------------------------------------------------------------------------
@@ -279,15 +283,91 @@ class Memory:
     def _take_prefix(self, seq: Sequence) -> None:
         match = self._match(seq)
         n_pages = self._usable(match, self._most_pages(seq))
-        if not n_pages:
+        if n_pages:
+            self._lock(seq, match)
+        if self._follow(seq, n_pages):
             return
-        self._lock(seq, match)
         seq.num_computed = n_pages * self.page_size
         for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
             table.start = self._first_needed(pages, seq.num_computed)
             used = match.pages[table.start // self.page_size : n_pages]
             table.pages = [self._twin(page, index) for page in used]
             pages.share(table.pages)
+        if self._keeps_idle and self.tier is not None and self._may_match(seq):
+            self._bring_in(seq, self.tier, n_pages)
+
+    def _bring_in(self, seq: Sequence, tier: HostTier, n_pages: int) -> None:
+        """Go on from the prefix that was matched with pages that left the cache for the host tier."""
+        if not tier.idle:
+            return
+        digests = list(page_digests(seq.tokens, self._most_pages(seq), self.page_size, seq.request.cache_salt))
+        found = tier.take(digests[n_pages:])
+        targets = [self._fresh(pages, len(found)) for pages in self.groups] if found else []
+        wanted = [target for target in targets if target is not None]
+        if len(wanted) < len(targets):
+            tier.put_back(found)
+            for pages, target in zip(self.groups, targets, strict=True):
+                pages.free(target or ())
+            return
+        for table, target in zip(seq.tables, wanted, strict=False):
+            table.append(target)
+        if found:
+            tier.bring_in(found, wanted)
+        seq.num_computed += len(found) * self.page_size
+
+    def _fresh(self, pages: Pages, n: int) -> list[int] | None:
+        n_tokens = n * self.page_size
+        return self._with_room(pages, n_tokens, lambda: pages.allocate(n_tokens, n_tokens))
+
+    def _swap_in(self, seq: Sequence, tier: HostTier) -> bool:
+        """Pages for all tokens of a preempted sequence again, and in them what lies in the host tier."""
+        swapped = tier.swapped[seq.id]
+        seq.num_computed = swapped.num_computed
+        for table, start in zip(seq.tables, swapped.starts, strict=True):
+            table.start = start
+        if all(self._admit_group(seq, index) for index in range(len(self.groups))):
+            tier.copy_in(seq)
+            seq.reduced = any(
+                table.start > 0 for pages, table in zip(self.groups, seq.tables, strict=True) if pages.window is None
+            )
+            if not seq.reduced:
+                self.leads.enter(seq)
+            return True
+        for pages, table in zip(self.groups, seq.tables, strict=True):
+            pages.free(table.pages)
+            table.pages, table.start = (), 0
+        seq.num_computed = 0
+        return False
+
+    def _follow(self, seq: Sequence, n_cached: int) -> bool:
+        """Share what a running sequence computes of this one's prefix, if that is more than is cached."""
+        if not self._may_match(seq):
+            return False
+        leader, n_pages = self.leads.find(seq, self._most_pages(seq))
+        while leader is not None and n_pages > n_cached:
+            if self._reaches(leader, n_pages * self.page_size):
+                self._share(leader, seq, n_pages * self.page_size)
+                self.leads.follow(seq, leader)
+                return True
+            n_pages -= 1
+        return False
+
+    def _reaches(self, seq: Sequence, n_tokens: int) -> bool:
+        """Whether a sequence holds all pages that reading on after its first `n_tokens` needs."""
+        return self.holds(seq, n_tokens) and all(
+            table.start <= self._first_needed(pages, n_tokens)
+            for pages, table in zip(self.groups, seq.tables, strict=True)
+        )
+
+    def _share(self, source: Sequence, seq: Sequence, n_tokens: int) -> None:
+        """Let `seq` begin with the pages of `source` that hold their first `n_tokens`."""
+        last = -(-n_tokens // self.page_size)
+        for pages, held, table in zip(self.groups, source.tables, seq.tables, strict=True):
+            table.start = self._first_needed(pages, n_tokens)
+            shift = held.start // self.page_size
+            table.pages = held.pages[table.start // self.page_size - shift : last - shift]
+            pages.share(table.pages)
+        seq.num_computed = n_tokens
 
     def _match(self, seq: Sequence) -> Match:
         if not self._may_match(seq):
@@ -334,6 +414,7 @@ class Memory:
             self.lookups.hit_tokens += seq.num_computed
         if seq.cached_tokens is None:
             seq.cached_tokens = 0 if forked else seq.num_computed
+        self.leads.enter(seq)
         return True
 
     def _admit_group(self, seq: Sequence, index: int) -> bool:
@@ -360,7 +441,9 @@ class Memory:
     # --- growth ---------------------------------------------------------------------------------------------------
 
     def _own_last_page(self, seq: Sequence, index: int) -> bool:
-        """Copy the page that the next token goes to if another holds it as well."""
+        """Copy the page that the next token goes to if another holds it as well, unless to read what we write."""
+        if self.leads.followers(seq):
+            return True
         pages, table = self.groups[index], seq.tables[index]
         position = (seq.num_computed - table.start) // self.page_size
         if position >= len(table) or pages.references[table.pages[position]] == 1:
@@ -435,6 +518,8 @@ class Memory:
             if entry is None:
                 raise PartFault(f"{self._cache_label} evicted page {page}, which it did not keep")
             self._window_pages.pop(page, None)
+            if self._keeps_idle and self.tier is not None:
+                self.tier.keep(entry.digest, [page, *entry.others])
             self.groups[0].free([page])
             for pages, other in zip(self.groups[1:], entry.others, strict=True):
                 pages.free([other] if other is not None else [])
@@ -472,7 +557,7 @@ class Memory:
 
     def _adopt(self, seq: Sequence, adopted: Iterable[int], n_full: int) -> None:
         places = {page: position for position, page in enumerate(seq.tables[0].pages[:n_full])}
-        digests = list(self._digests(seq.tokens, n_full, seq.request.cache_salt))
+        digests = list(page_digests(seq.tokens, n_full, self.page_size, seq.request.cache_salt))
         for page in adopted:
             if page not in places or page in self.cached:
                 raise PartFault(f"{self._cache_label} adopted page {page}, which was not offered or is cached already")
@@ -503,17 +588,11 @@ class Memory:
         """PartFault unless every page of the match is cached for these very tokens under this salt."""
         if not isinstance(match, Match):
             raise PartFault(f"{self._cache_label} returned a {type(match).__name__} where a Match belongs")
-        for page, digest in zip(match.pages, self._digests(tokens, len(match.pages), salt), strict=True):
+        for page, digest in zip(match.pages, page_digests(tokens, len(match.pages), self.page_size, salt), strict=True):
             entry = self.cached.get(page)
             if entry is None or entry.digest != digest:
                 raise PartFault(f"{self._cache_label} matched page {page} to tokens or a salt that are not its own")
         return match
-
-    def _digests(self, tokens: list[int], n_pages: int, salt: str) -> Iterator[int]:
-        digest = hash(salt)
-        for start in range(0, n_pages * self.page_size, self.page_size):
-            digest = hash((digest, *tokens[start : start + self.page_size]))
-            yield digest
 
     def _lock(self, seq: Sequence, match: Match) -> None:
         """Keep a match from eviction while the sequence runs. A model of windows only holds what it reads by

@@ -111,6 +111,7 @@ class Recipe(_Config):
     quantizer: QuantizerSlots = QuantizerSlots()
     prefix_cache: CacheChoice = CacheChoice(name="none")
     drafter: PartChoice = PartChoice(name="none")
+    context_reduction: PartChoice = PartChoice(name="none")
     memory: MemoryConfig = MemoryConfig()
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
@@ -135,6 +136,7 @@ class Recipe(_Config):
         yield "prefix_cache", self.prefix_cache
         yield "prefix_cache.eviction", self.prefix_cache.eviction
         yield "drafter", self.drafter
+        yield "context_reduction", self.context_reduction
 
     def registry(self) -> Registry:
         return Registry(self.plugin_path)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core.clock import Clock
 from core.interfaces.attention import AttentionKernel
+from core.interfaces.context_reduction import ContextReduction
 from core.interfaces.fusing import Fusable, FusedStep, Fuser
 from core.kv import LayerKV
 from core.sequence import Sequence as Seq
@@ -49,6 +50,11 @@ class Row:
         return self.n_known == self.seq.remaining
 
     @property
+    def ends_prompt(self) -> bool:
+        done = self.seq.num_computed
+        return done < self.seq.num_prompt_tokens <= done + self.n_known
+
+    @property
     def prompt_rows(self) -> int:
         """Leading tokens of the step whose logits give prompt logprobs: those followed by another prompt token."""
         if self.seq.prompt_logprobs is None:
@@ -67,6 +73,7 @@ class Runner:
         page_size: int,
         n_groups: int,
         clock: Clock,
+        reduction: ContextReduction | None = None,
     ) -> None:
         self.model = model
         self.kernel = kernel
@@ -74,6 +81,7 @@ class Runner:
         self.page_size = page_size
         self.n_groups = n_groups
         self._clock = clock
+        self._reduction = reduction
         self._fused = self._fuse()
 
     @property
@@ -82,6 +90,8 @@ class Runner:
         return self._fused is not None
 
     def _fuse(self) -> FusedStep | None:
+        if self._reduction is not None and self._reduction.observes != "never":
+            return None
         if not (isinstance(self.kernel, Fuser) and isinstance(self.model, Fusable)):
             return None
         pieces = self.model.pieces()
@@ -108,9 +118,11 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
-        """Final hidden states [T, H]. Writes keys and values to the pages on the way."""
+    def forward(self, batch: Batch, rows: Sequence[Row] = ()) -> Tensor:
+        """Final hidden states [T, H]. Writes keys and values to the pages on the way, and shows the context reduction
+        those of `rows` that it observes."""
         layers, add = self.model.layers, self._clock.add
+        watched = self._watched(rows)
         prepared = self.kernel.prepare(batch, layers)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
@@ -120,18 +132,38 @@ class Runner:
             written = time.perf_counter()
             out = self.kernel.forward(q, kv, spec, batch, prepared)
             add("quantizer.kv", written - started)
-            add("attention.kernel", time.perf_counter() - written)
+            attended = time.perf_counter()
+            add("attention.kernel", attended - written)
+            if watched and spec.window is None:
+                self._show(watched, batch, spec, kv, q)
+                add("context_reduction", time.perf_counter() - attended)
             return out
 
         return self.model.forward(batch, attend)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def run(self, batch: Batch, rows: Sequence[Row] = ()) -> tuple[Tensor, Tensor]:
         """Final hidden states [T, H], and float32 logits of `batch.logit_rows` [R, V]."""
         if self._fused is not None:
             return self._fused(batch)
-        hidden = self.forward(batch)
+        hidden = self.forward(batch, rows)
         return hidden, self.model.logits(hidden[batch.logit_rows])
+
+    def _watched(self, rows: Sequence[Row]) -> list[tuple[int, Row]]:
+        observes = "never" if self._reduction is None else self._reduction.observes
+        if observes == "never":
+            return []
+        return [(place, row) for place, row in enumerate(rows) if observes == "always" or row.ends_prompt]
+
+    def _show(
+        self, watched: list[tuple[int, Row]], batch: Batch, spec: LayerSpec, kv: LayerKV, q: Tensor
+    ) -> None:
+        assert self._reduction is not None
+        for place, row in watched:
+            begin = batch.query_starts[place]
+            keys, _ = kv.rows(batch, place)
+            n_keys = keys.shape[0] - len(row.draft.tokens)
+            self._reduction.observe(row.seq.id, q[begin : begin + row.n_known], keys[:n_keys], spec)
 
     def _group(
         self, rows: Sequence[Row], index: int, owner: np.ndarray, positions: np.ndarray, kv_len: np.ndarray

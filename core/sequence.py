@@ -76,12 +76,14 @@ class Sequence:
         "first_token_at",
         "id",
         "index",
+        "leader",
         "match",
         "max_total",
         "num_computed",
         "num_prompt_tokens",
         "priority",
         "prompt_logprobs",
+        "reduced",
         "request",
         "sampler",
         "state",
@@ -104,8 +106,10 @@ class Sequence:
         self.draft: Draft = NO_DRAFT
         self.tables = [PageTable() for _ in range(n_groups)]
         self.match: Match | None = None
+        self.leader: tuple[Sequence, int] | None = None
         self.state = State.WAITING
         self.first_token_at: float | None = None
+        self.reduced = False
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.sampler: Any = None
 

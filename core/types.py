@@ -295,7 +295,8 @@ class Memory(Protocol):
         """Hold pages for the next `n_tokens` after `seq.num_computed` of a running sequence. False: no room now."""
 
     def preempt(self, seq: SequenceView) -> None:
-        """Put a running sequence back to waiting and free its pages; it is computed again later."""
+        """Put a running sequence back to waiting and free its pages; it is computed again later. Those that share
+        what it was still to compute go back with it."""
 
     def cached_tokens(self, seq: SequenceView) -> int:
         """How many tokens of a waiting sequence a prefix cache holds now. Changes nothing."""

@@ -1,6 +1,7 @@
 """The contract: six seams, and the card by which a part is found."""
 
 from core.interfaces.attention import AttentionKernel, AttentionStructure, KVView
+from core.interfaces.context_reduction import ContextReduction, ContextView
 from core.interfaces.drafter import Drafter, DrafterOptions
 from core.interfaces.kv_allocator import AllocatorOptions, CountedPages, KVAllocator
 from core.interfaces.model import LayerShape, ModelConfig, StoredWeight, Weights
@@ -17,6 +18,8 @@ __all__ = [
     "BuildContext",
     "CacheContext",
     "CacheEntry",
+    "ContextReduction",
+    "ContextView",
     "CountedPages",
     "Drafter",
     "DrafterOptions",

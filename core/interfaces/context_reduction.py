@@ -37,14 +37,16 @@ class ContextView:
 class ContextReduction(Part[Options], ABC):
     """Chooses whole pages, so what is forgotten is freed. A page that others hold as well stays theirs.
 
-    The core calls `observe` in each layer of the steps that `observes` names, then `forget` after every step. A
-    sequence that has forgotten something is not offered to a prefix cache, and is computed whole if it is preempted.
+    The core calls `observe` in each layer of the steps that `observes` names, then `forget` after every step, unless
+    another sequence still shares what this one computes. What has forgotten something is not offered to a prefix
+    cache, nor shared. If it is preempted it is computed whole again, or comes back as it was from a second tier.
     """
 
     observes: Literal["never", "prompt_end", "always"] = "never"
 
     def observe(self, id: str, q: Tensor, keys: Tensor, layer: LayerSpec) -> None:
-        """The queries [n, Hq, D] of a row's last n tokens and its keys [kept, Hkv, D], those tokens' own included."""
+        """The queries [n, Hq, D] of a row's last n tokens and its keys [kept, Hkv, D], those tokens' own included.
+        Drafts are left out."""
         return None
 
     @abstractmethod

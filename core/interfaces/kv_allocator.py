@@ -62,7 +62,8 @@ class KVAllocator(Part[AllocatorOptions], ABC):
     @property
     def host(self) -> KVAllocator | None:
         """A second tier in host memory, with page numbers of its own, to which the core may move a preempted
-        sequence's pages and from which it moves them back. None: what is preempted is computed again."""
+        sequence's pages and those that leave the prefix cache, and from which it moves them back. None: what is
+        preempted is computed again."""
         return None
 
     def external_waste(self, n_pages: int) -> int:

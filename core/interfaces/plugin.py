@@ -25,6 +25,7 @@ SEAMS: Final[dict[str, tuple[int, int]]] = {
     "prefix_cache": (1, 0),
     "prefix_cache.eviction": (1, 0),
     "drafter": (1, 0),
+    "context_reduction": (1, 0),
 }
 """Each slot of a recipe with the version of its interface. A method added with a default steps the minor number,
 anything else the major one; the major version before still loads."""

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from core.interfaces.plugin import BuildContext
 from core.interfaces.scheduler import Scheduler, SchedulerOptions, remaining
@@ -14,9 +15,11 @@ from core.types import Budget, Memory, Plan, Queues, Scheduled, SequenceView
 
 class BatchingOptions(SchedulerOptions):
     """`chunked_prefill`: compute a long prompt in pieces beside running decodes. Off: while a prompt is unfinished,
-    steps compute prompts only, and running streams wait."""
+    steps compute prompts only, and running streams wait. `preemption`: move what is preempted to the allocator's
+    second tier (`swap`), where it has one with room, or have it computed again (`recompute`)."""
 
     chunked_prefill: bool = True
+    preemption: Literal["swap", "recompute"] = "swap"
 
 
 class BatchingScheduler(Scheduler):

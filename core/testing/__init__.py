@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from core.testing.kernels import KernelSuite
     from core.testing.kv_formats import KVQuantizerSuite
     from core.testing.prefix_caches import PrefixCacheSuite
+    from core.testing.reductions import ReductionSuite
     from core.testing.schedulers import SchedulerSuite
     from core.testing.structures import StructureSuite
     from core.testing.suite import Suite
@@ -36,6 +37,7 @@ SUITES: Final[dict[str, str]] = {
     "prefix_cache": "prefix_caches:PrefixCacheSuite",
     "prefix_cache.eviction": "evictions:EvictionSuite",
     "drafter": "drafters:DrafterSuite",
+    "context_reduction": "reductions:ReductionSuite",
 }
 """Where each seam's suite lies, within this package."""
 
@@ -47,6 +49,7 @@ __all__ = [
     "KVQuantizerSuite",
     "KernelSuite",
     "PrefixCacheSuite",
+    "ReductionSuite",
     "SchedulerSuite",
     "StructureSuite",
     "WeightQuantizerSuite",

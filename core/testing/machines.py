@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from core.testing.allocators import AllocatorSuite
     from core.testing.drafters import DrafterSuite
     from core.testing.prefix_caches import PrefixCacheSuite
+    from core.testing.reductions import ReductionSuite, Running
     from core.testing.schedulers import SchedulerSuite
 
 N_PAGES = 16
@@ -220,3 +221,34 @@ class DrafterMachine(RuleBasedStateMachine):
         text = self.texts[name]
         new, self.seen[name] = len(text) - self.seen.get(name, 0), len(text)
         return self.suite.view(text, k, name, temperature, new)
+
+
+class ReductionMachine(RuleBasedStateMachine):
+    """Sequences that start, are prefilled in chunks, decode, and end or are preempted, beside each other."""
+
+    def __init__(self, suite: ReductionSuite) -> None:
+        super().__init__()
+        self.suite = suite
+        self.part = suite.reduction()
+        self.live: dict[str, Running] = {}
+        self.names = count()
+
+    @rule(prompt=st.integers(1, 1400))
+    def start(self, prompt: int) -> None:
+        name = f"s{next(self.names)}"
+        self.live[name] = self.suite.running(self.part, name, prompt)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), n_tokens=st.integers(1, 300), times=st.integers(1, 4))
+    def step(self, data: st.DataObject, n_tokens: int, times: int) -> None:
+        seq = self.live[data.draw(st.sampled_from(sorted(self.live)), "sequence")]
+        for _ in range(times):
+            left = seq.prompt - seq.computed
+            seq.step(min(left, n_tokens) if left > 0 else 1)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.live)), "sequence")
+        self.part.ended(name)
+        del self.live[name]

@@ -35,6 +35,7 @@ NULL: dict[str, str] = {
     "prefix_cache": "none",
     "prefix_cache.eviction": "lru",
     "drafter": "none",
+    "context_reduction": "none",
 }
 BUSY: dict[str, str] = {
     **NULL,
@@ -148,6 +149,7 @@ def recipe_of(
             "quantizer": {"weights": slot("quantizer.weights"), "kv": slot("quantizer.kv")},
             "prefix_cache": cache,
             "drafter": slot("drafter"),
+            "context_reduction": slot("context_reduction"),
             "memory": {"kv_bytes": max(kv_tokens, 10 * page_size) * KV_BYTES_PER_TOKEN},
             "engine": {"max_model_len": 80, "threads": 1, "seed": 0},
             "plugin_path": plugin_path,

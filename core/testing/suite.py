@@ -18,6 +18,7 @@ from core.interfaces import (
     AttentionKernel,
     AttentionStructure,
     BuildContext,
+    ContextReduction,
     Drafter,
     DrafterOptions,
     EvictionPolicy,
@@ -45,6 +46,7 @@ BASES: dict[str, tuple[type[Part[Any]], type[Options]]] = {
     "prefix_cache": (PrefixCache, Options),
     "prefix_cache.eviction": (EvictionPolicy, Options),
     "drafter": (Drafter, DrafterOptions),
+    "context_reduction": (ContextReduction, Options),
 }
 
 HEAVY = ("torch", "transformers", "triton")

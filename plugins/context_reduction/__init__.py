@@ -1,8 +1,8 @@
-"""Options of the context reductions."""
+"""Cards of the context reductions."""
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from core.interfaces.plugin import Options
+from core.interfaces.plugin import Options, PluginInfo
 
 
 class SinkWindowOptions(Options):
@@ -25,3 +25,39 @@ class SnapOptions(Options):
     budget: PositiveInt = 512
     window: PositiveInt = 32
     pooled: PositiveInt = 5
+
+
+NONE = PluginInfo(
+    name="none",
+    seam="context_reduction",
+    part="plugins.context_reduction.none:NoReduction",
+    provides=frozenset({"lossless"}),
+    summary="Nothing is forgotten",
+)
+
+SINK_WINDOW = PluginInfo(
+    name="sink_window",
+    seam="context_reduction",
+    part="plugins.context_reduction.sink_window:SinkWindow",
+    options=SinkWindowOptions,
+    provides=frozenset({"lossy"}),
+    summary="Keeps the first tokens and the last ones",
+)
+
+H2O = PluginInfo(
+    name="h2o",
+    seam="context_reduction",
+    part="plugins.context_reduction.heavy_hitters:HeavyHitters",
+    options=HeavyHitterOptions,
+    provides=frozenset({"lossy"}),
+    summary="Keeps the last tokens and those attended to most",
+)
+
+SNAPKV = PluginInfo(
+    name="snapkv",
+    seam="context_reduction",
+    part="plugins.context_reduction.snap:Snap",
+    options=SnapOptions,
+    provides=frozenset({"lossy"}),
+    summary="Cuts the prompt once, to what its end attends to",
+)

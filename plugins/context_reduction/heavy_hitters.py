@@ -37,9 +37,11 @@ class HeavyHitters(ContextReduction):
 
     def forget(self, view: ContextView) -> Sequence[int]:
         mass = self._mass.get((view.id, view.group))
-        recent = max(0, view.kept - self.options.recent) // view.page_size
+        if mass is None:
+            return ()
+        recent = min(max(0, view.kept - self.options.recent), len(mass)) // view.page_size
         surplus = recent - -(-self.options.heavy // view.page_size)
-        if mass is None or surplus <= 0:
+        if surplus <= 0:
             return ()
         by_page = mass[: recent * view.page_size].view(recent, view.page_size).sum(dim=1)
         dropped = by_page.argsort(stable=True)[:surplus].sort().values

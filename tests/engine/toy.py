@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ def toy_engine(
     scheduler: str = "continuous",
     cache: str = "none",
     drafter: str = "none",
+    reduction: str = "none",
     kv: str = "none",
     page_size: int = 4,
     budget: int = 16,
@@ -84,22 +86,23 @@ def toy_engine(
     max_model_len: int = 128,
     max_waiting: int = 1000,
     plugin_path: str | None = None,
-    **options: dict[str, Any],
+    options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Engine:
-    """An engine of the named parts, with room for about `kv_tokens` tokens. `options` go to a seam by name."""
+    """An engine of the named parts, with room for about `kv_tokens` tokens. `options` go to their seam."""
     model = model or ToyModel()
     token_bytes = sum(len(g.layers) * KV_HEADS * 2 * DIM * 4 for g in model.groups)
     recipe = Recipe.model_validate({
         "name": "toy",
         "model": {},
         "attention": {"structure": "native", "kernel": kernel},
-        "kv_allocator": {"name": allocator, "page_size": page_size},
+        "kv_allocator": {"name": allocator, "page_size": page_size, **options.get("kv_allocator", {})},
         "scheduler": {
             "name": scheduler, "max_running": running, "token_budget": budget, **options.get("scheduler", {}),
         },
         "quantizer": {"weights": "none", "kv": kv},
-        "prefix_cache": {"name": cache, **options.get("cache", {})},
+        "prefix_cache": {"name": cache, **options.get("prefix_cache", {})},
         "drafter": {"name": drafter, "k": k, **options.get("drafter", {})},
+        "context_reduction": {"name": reduction, **options.get("context_reduction", {})},
         "memory": {"kv_bytes": kv_tokens * token_bytes},
         "engine": {"max_model_len": max_model_len, "max_waiting": max_waiting, "threads": 1, "seed": 0},
         "plugin_path": plugin_path,

@@ -22,6 +22,7 @@ OPTION = {
     "prefix_cache": "pages",
     "prefix_cache.eviction": "credit",
     "drafter": "window",
+    "context_reduction": "window",
 }
 SMALL = ["engine.threads=1", "engine.max_model_len=256", "memory.kv_bytes=8MiB"]
 

@@ -1,0 +1,76 @@
+"""An engine whose model computes nothing, so that what is left is memory and scheduling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from core.build import assemble
+from core.engine import Engine
+from core.recipe import Recipe, resolve
+from core.types import Batch, KVGroup, LayerSpec, Request, SamplingParams
+
+VOCAB = 65_536
+TOKEN_BYTES = 2 * 4
+"""Of a cache with one layer and one head of one number."""
+
+
+class BlankModel:
+    """One layer that is never run; after any token, token 1 is best."""
+
+    groups = (KVGroup("full", (0,), 1, 1, 1),)
+    layers = (LayerSpec(0, 0, 1, 1, 1, 1, 1.0),)
+    dtype, vocab_size, tokenizer_vocab, max_positions = torch.float32, VOCAB, None, 1 << 20
+    eos_token_ids = ()
+    weight_bytes = 0
+
+    def forward(self, batch: Batch, attend: Any) -> Tensor:
+        return torch.zeros(len(batch.tokens), 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        best = torch.zeros(1, 2)
+        best[0, 1] = 1
+        return best.expand(len(hidden), 2)
+
+
+def blank_engine(
+    parts: Mapping[str, Any], *, kv_tokens: int, max_model_len: int = 2048, max_waiting: int = 100_000
+) -> Engine:
+    """`parts` as in a recipe."""
+    recipe = Recipe.model_validate({
+        "name": "blank",
+        "model": {},
+        **parts,
+        "memory": {"kv_bytes": kv_tokens * TOKEN_BYTES},
+        "engine": {"max_model_len": max_model_len, "max_waiting": max_waiting, "threads": 1, "seed": 0},
+    })
+    registry = recipe.registry()
+    return assemble(recipe, resolve(recipe, registry), registry, BlankModel())  # type: ignore[arg-type]
+
+
+def request(id: str, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
+    return Request(id, tuple(prompt), SamplingParams(temperature=0.0, max_tokens=max_tokens), time.monotonic())
+
+
+def answers(engine: Engine) -> Iterator[tuple[str, int]]:
+    """Step until all is done; who ended, and how many of its tokens came from a cache."""
+    while engine.has_work:
+        for event in engine.step():
+            if event.finish_reason:
+                yield event.id, event.cached_tokens
+
+
+def print_table(title: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    rows = list(rows)
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else f"{v}" for v in row.values()))
+    Console(width=120).print(table)
