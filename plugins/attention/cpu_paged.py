@@ -71,12 +71,13 @@ class PagedCPUKernel(AttentionKernel):
         found = [layer for layer in layers if layer is not None]
         if len(found) < len(layers) or head is None or any(layer.spec.value_in_key for layer in pieces.layers):
             return None
+        caches = [self._cache(kv[layer.spec.index], layer.spec) for layer in pieces.layers]
         if embedding(torch.zeros(1, dtype=torch.int64)).dtype != torch.float32:
             return None  # a model in another type rounds between its products, and a step does not
         table = embedding.packed if isinstance(embedding, Table) else None
         decoder = Decoder(
             found,
-            [self._cache(kv[layer.spec.index], layer.spec) for layer in pieces.layers],
+            caches,
             final_norm=pieces.final_norm,
             head=head,
             embed=table,

@@ -213,7 +213,7 @@ def test_bad_input_of_ablate(words, code, says, capsys):
 
 
 def test_a_budget_too_short_for_a_block(tmp_path, capsys):
-    assert ablate([*PAIR[:7], "quality=false", "budget=4s", "output=out"]) == 4
+    assert ablate([*PAIR[:7], "quality=false", "budget=1s", "output=out"]) == 4
     assert "too short for one block of 3 arms" in capsys.readouterr().err
     assert (tmp_path / "out" / "ledger.jsonl").exists() and (tmp_path / "out" / "report.html").exists()
 
