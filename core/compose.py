@@ -62,7 +62,7 @@ def register(registry: Registry) -> None:
         except PartError:
             continue  # an error only for a recipe that names it; see `_explain`
         twin = {"books_only": False} if found.seam in TWINS else {}
-        node = {"name": found.name, **twin, **_defaults(options)}
+        node = {"name": found.name, "otherwise": None, **twin, **_defaults(options)}
         store.store(found.name, node, group=found.seam.replace(".", "/"), provider=found.distribution)
 
 

@@ -27,11 +27,13 @@ class _Config(BaseModel):
 
 class PartChoice(_Config):
     """One slot: the part's name and what the recipe sets of it. With `books_only` it does its work and gives no
-    benefit (core.plugins.twins). `static` and `{name: static, max_running: 4}` mean what they look like."""
+    benefit (core.plugins.twins). `otherwise` is the part to take, with its defaults, where this one cannot be used: a
+    compiled kernel without a compiler, say. `static` and `{name: static, max_running: 4}` mean what they look like."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
     books_only: bool = False
+    otherwise: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +166,8 @@ def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
             found = registry.find(seam, choice.name)
             options = registry.options(seam, choice.name, choice.options)
             chosen[seam] = Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
+            if choice.otherwise is not None:
+                registry.find(seam, choice.otherwise)
         except PartError as error:
             problems.append(str(error))
         if choice.books_only and seam not in TWINS:
@@ -171,6 +175,24 @@ def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
     if problems:
         raise RecipeError(_listed(f"recipe {recipe.name} cannot be built", problems))
     return chosen
+
+
+def settle(
+    recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, context: BuildContext
+) -> tuple[dict[str, Chosen], list[str]]:
+    """The parts with those that are unfit here replaced by what their slots name `otherwise`, and what was replaced,
+    a sentence each."""
+    settled, told = dict(chosen), []
+    for seam, choice in recipe.slots():
+        if choice.otherwise in (None, choice.name):
+            continue
+        reasons = _unfit(chosen[seam], registry, context)
+        if reasons:
+            found = registry.find(seam, choice.otherwise)
+            info, options = registry.info(seam, choice.otherwise), registry.options(seam, choice.otherwise, {})
+            settled[seam] = Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
+            told.append(f"{seam}={choice.otherwise} in place of {choice.name}: {'; '.join(reasons)}")
+    return settled, told
 
 
 def incompatibilities(

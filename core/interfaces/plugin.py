@@ -69,7 +69,7 @@ class PluginInfo:
 class BuildContext:
     """What a part is built with, and all it learns of the rest. Sizes in tokens unless said otherwise.
 
-    `page_bytes` is what a page holds in all layers of the first group.
+    `page_bytes` is what a page holds in all layers of the first group; `dtype` is the activations'.
     """
 
     page_size: int = 16
@@ -79,6 +79,7 @@ class BuildContext:
     vocab_size: int = 0
     page_bytes: int = 0
     threads: int = 1
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

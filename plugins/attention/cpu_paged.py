@@ -45,6 +45,8 @@ class PagedCPUKernel(AttentionKernel):
     @classmethod
     def unfit(cls, options: Options, context: BuildContext) -> Sequence[str]:
         reason = unavailable()
+        if not reason and context.dtype == "float16":
+            reason = "it computes in float32 or bfloat16, and engine.dtype is float16"
         return (f"{reason}; attention.kernel=sdpa does",) if reason else ()
 
     def prepare(self, batch: Batch, layers: Sequence[LayerSpec]) -> list[Ragged]:

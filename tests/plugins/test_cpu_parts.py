@@ -273,11 +273,22 @@ def test_bfloat16_models_run_unfused(folder):
     assert not answers(engine).errors
 
 
-def test_a_cache_that_the_kernels_cannot_read_is_said(folder):
-    from core.registry import PartError
+def test_numbers_that_the_kernels_cannot_read_are_said_before_weights_load(folder):
+    from core.recipe import RecipeError
 
-    with pytest.raises((PartError, ValueError), match=r"float16.*set engine.dtype=float32"):
-        engine_of(folder, "engine.dtype=float16")
+    with pytest.raises(RecipeError, match=r"cpu_paged.*engine.dtype is float16; attention.kernel=sdpa does"):
+        engine_of(folder, "engine.dtype=float16", "attention.kernel.otherwise=null")
+
+
+def test_a_part_that_cannot_be_used_gives_way_to_the_one_named_otherwise(folder, caplog):
+    engine = engine_of(folder, "engine.dtype=float16")
+    assert engine.parts["attention.kernel"] == "sdpa" and "'sdpa'" in engine.labels["attention.kernel"]
+    assert engine.parts["quantizer.weights"] == "native"
+    assert "attention.kernel=sdpa in place of cpu_paged" in caplog.text and "float16" in caplog.text
+    assert not answers(engine).errors
+    used = engine_of(folder)
+    assert used.parts["attention.kernel"] == "cpu_paged"
+    used.close()
 
 
 # --- the real model ------------------------------------------------------------------------------------------------
@@ -309,7 +320,7 @@ def alone(code: str, **environment: str) -> str:
 def test_without_a_compiler_parts_say_what_to_choose_instead(tmp_path):
     code = (
         "from core.compose import compose; from core.build import build_engine\n"
-        "try: build_engine(compose('premium_chat', ['attention.kernel=cpu_paged', 'quantizer.weights=native',\n"
+        "try: build_engine(compose('cpu_fast', ['attention.kernel.otherwise=null', 'quantizer.weights.otherwise=null',\n"
         f"    'model={tiny(tmp_path)}']))\n"
         "except Exception as error: print(error)\n"
     )
@@ -318,8 +329,19 @@ def test_without_a_compiler_parts_say_what_to_choose_instead(tmp_path):
     assert "attention.kernel=sdpa" in said and "quantizer.weights=none" in said
 
 
+def test_without_a_compiler_premium_chat_is_served_by_torch(tmp_path):
+    code = (
+        "from core.compose import compose; from core.build import build_engine\n"
+        f"engine = build_engine(compose('premium_chat', ['model={tiny(tmp_path)}', 'memory.kv_bytes=8MiB']))\n"
+        "print(engine.parts['attention.kernel'], engine.parts['quantizer.weights'])\n"
+    )
+    said = alone(code, CC="nowhere", XDG_CACHE_HOME=str(tmp_path))
+    assert "sdpa none" in said and "CC=nowhere was not found" in said
+
+
 def test_without_a_compiler_int8_goes_through_torch(tmp_path):
-    words = [f"model={tiny(tmp_path)}", "quantizer.weights=int8", "quantizer.kv=int8_cpu", "memory.kv_bytes=8MiB"]
+    parts = ["attention.kernel=sdpa", "quantizer.weights=int8", "quantizer.kv=int8_cpu"]
+    words = [f"model={tiny(tmp_path)}", *parts, "memory.kv_bytes=8MiB"]
     code = (
         "from core.testing.serving import serve; from core.compose import compose\n"
         f"served = serve(compose('premium_chat', {words!r}))\n"
