@@ -13,8 +13,9 @@ import torch
 from core.clock import Clock
 from core.engine import Engine, Limits
 from core.hooks import OBSERVER_GROUP, Observers
+from core.heads import checked_groups, slices
 from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
-from core.kv import LayerKV, Pool, page_bytes, pool_sizes, shared_bytes
+from core.kv import Pool, page_bytes, pool_sizes, shared_bytes
 from core.memory import Memory
 from core.pages import Pages
 from core.plugins.twins import TWINS
@@ -78,7 +79,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
     clock, observers = Clock(), _observers(recipe)
     vocab_size = min(model.vocab_size, model.tokenizer_vocab or model.vocab_size)  # a head may have spare rows
     context = _context(recipe, chosen, model.max_positions, vocab_size)
-    pages, kv = _pools(recipe, chosen, registry, model, context, clock)
+    pages = _pools(recipe, chosen, registry, model, context, clock)
     context = replace(context, page_bytes=pages[0].allocator.page_bytes)
     eviction = _build(registry, chosen["prefix_cache.eviction"], context)
     cache_context = CacheContext(**{**vars(context), "eviction": eviction})
@@ -98,7 +99,15 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
     kernel = _build(registry, chosen["attention.kernel"], context)
     reduction = _build(registry, chosen["context_reduction"], context)
     engine = Engine(
-        runner=Runner(model, kernel, kv, context.page_size, len(pages), clock, reduction),
+        runner=Runner(
+            model,
+            kernel,
+            slices(model.layers, [each.pool for each in pages]),
+            context.page_size,
+            len(pages),
+            clock,
+            reduction,
+        ),
         memory=memory,
         scheduler=_build(registry, chosen["scheduler"], context),
         drafter=drafter,
@@ -154,10 +163,12 @@ def _pools(
     model: LoadedModel,
     context: BuildContext,
     clock: Clock,
-) -> tuple[list[Pages], dict[int, LayerKV]]:
+) -> list[Pages]:
     given = kv_bytes(recipe)
     quantizer = _build(registry, chosen["quantizer.kv"], context)
-    groups = list(model.groups)
+    part = chosen["kv_allocator"]
+    regroup = registry.load(part.seam, part.info.name).regroup
+    groups = checked_groups(regroup(tuple(model.groups)), model.groups, _label(part))
     formats = [quantizer.format(group, context.page_size, model.dtype) for group in groups]
     sizes = [page_bytes(group, format, context.page_size) for group, format in zip(groups, formats, strict=True)]
     fixed = sum(shared_bytes(group, format) for group, format in zip(groups, formats, strict=True))
@@ -168,14 +179,13 @@ def _pools(
             f"{f' beside {fixed:,} for all pages together' if fixed else ''}; "
             "give it more, or make kv_allocator.page_size smaller"
         )
-    pages, kv = [], {}
+    pages = []
     for index, (group, n_pages, size) in enumerate(zip(groups, counts, sizes, strict=True)):
         pool = Pool(group, index, n_pages, context.page_size, quantizer, model.dtype)
         pool_context = PoolContext(**{**vars(context), "page_bytes": size, "n_pages": n_pages, "group": group})
-        allocator = _build(registry, chosen["kv_allocator"], pool_context)
-        pages.append(Pages(allocator, pool, _label(chosen["kv_allocator"]), clock))
-        kv.update(pool.layers)
-    return pages, kv
+        allocator = _build(registry, part, pool_context)
+        pages.append(Pages(allocator, pool, _label(part), clock))
+    return pages
 
 
 def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | None:
@@ -190,7 +200,7 @@ def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | N
     return HostTier(device, host)
 
 
-def _observers(recipe: Recipe) -> Observers:
+def _observers(recipe: Recipe, others: Iterable[object] = ()) -> Observers:
     observers = Observers()
     points = {point.name: point for point in entry_points(group=OBSERVER_GROUP)}
     for name in recipe.observers:

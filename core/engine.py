@@ -704,6 +704,7 @@ class Engine:
             "kv": self.memory.stats(self.live()),
             "prefix_cache": {
                 "lookups": lookups.lookups,
+            "scheduler": self._scheduler_counts(),
                 "lookup_tokens": lookups.lookup_tokens,
                 "hit_tokens": lookups.hit_tokens,
                 "inserted_pages": cache.inserted_pages,
@@ -716,6 +717,13 @@ class Engine:
 
 class _Verbs:
     """The scheduler's view of memory (core.types.Memory)."""
+    def _scheduler_counts(self) -> dict[str, float]:
+        try:
+            return {str(name): float(count) for name, count in self.scheduler.stats().items()}
+        except Exception as error:
+            log.error("%s", self._told(self.labels["scheduler"], error))
+            return {}
+
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

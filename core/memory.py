@@ -400,9 +400,12 @@ class Memory:
         return all(self.cached[page].others[index - 1] is not None for page in match.pages[first:n_pages])
 
     def _twin(self, page: int, index: int) -> int:
-        twin = page if index == 0 else self.cached[page].others[index - 1]
+        twin = self._find_twin(page, index)
         assert twin is not None
         return twin
+
+    def _find_twin(self, page: int, index: int) -> int | None:
+        return page if index == 0 else self.cached[page].others[index - 1]
 
     def _admit_groups(self, seq: Sequence) -> bool:
         if not all(self._admit_group(seq, index) for index in range(len(self.groups))):
@@ -576,13 +579,15 @@ class Memory:
 
     def _use_cached_twins(self, seq: Sequence, match: Match) -> None:
         """Where the cache had a page of the same tokens already, hold that one and free our own."""
-        table = seq.tables[0]
-        for position, page in enumerate(match.pages[: len(table)]):
-            own = table.pages[position]
-            if own != page:
-                self.groups[0].share([page])
-                self.groups[0].free([own])
-                table.replace(position, page)
+        for position, page in enumerate(match.pages[: len(seq.tables[0])]):
+            if seq.tables[0].pages[position] == page:
+                continue
+            for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
+                own, twin = self._page_at(table, position), self._find_twin(page, index)
+                if own is not None and twin is not None:
+                    pages.share([twin])
+                    pages.free([own])
+                    table.replace(position - table.start // self.page_size, twin)
 
     def _checked(self, match: Match, tokens: list[int], salt: str) -> Match:
         """PartFault unless every page of the match is cached for these very tokens under this salt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from core.clock import Clock
+from core.heads import LayerSlice, whole_caches
 from core.interfaces.attention import AttentionKernel
 from core.interfaces.context_reduction import ContextReduction
 from core.interfaces.fusing import Fusable, FusedStep, Fuser
@@ -69,7 +70,7 @@ class Runner:
         self,
         model: Model,
         kernel: AttentionKernel,
-        kv: Mapping[int, LayerKV],
+        layers: Sequence[Sequence[LayerSlice]],
         page_size: int,
         n_groups: int,
         clock: Clock,
@@ -77,7 +78,7 @@ class Runner:
     ) -> None:
         self.model = model
         self.kernel = kernel
-        self.kv = kv
+        self.layers = layers
         self.page_size = page_size
         self.n_groups = n_groups
         self._clock = clock
@@ -94,8 +95,8 @@ class Runner:
             return None
         if not (isinstance(self.kernel, Fuser) and isinstance(self.model, Fusable)):
             return None
-        pieces = self.model.pieces()
-        return self.kernel.fuse(pieces, self.kv) if pieces is not None else None
+        kv, pieces = whole_caches(self.model.layers, self.layers), self.model.pieces()
+        return None if kv is None or pieces is None else self.kernel.fuse(pieces, kv)
 
     def prepare(self, rows: Sequence[Row]) -> Batch:
         """The tensors of a step, from sequences whose pages are reserved."""
@@ -121,12 +122,18 @@ class Runner:
     def forward(self, batch: Batch, rows: Sequence[Row] = ()) -> Tensor:
         """Final hidden states [T, H]. Writes keys and values to the pages on the way, and shows the context reduction
         those of `rows` that it observes."""
-        layers, add = self.model.layers, self._clock.add
+        add = self._clock.add
         watched = self._watched(rows)
-        prepared = self.kernel.prepare(batch, layers)
+        prepared = self.kernel.prepare(batch, [part.spec for parts in self.layers for part in parts])
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
-            spec, kv = layers[layer], self.kv[layer]
+            parts = self.layers[layer]
+            if len(parts) == 1:
+                return read(parts[0], q, k, v)
+            return torch.cat([read(part, *part.of(q, k, v)) for part in parts], dim=1)
+
+        def read(part: LayerSlice, q: Tensor, k: Tensor, v: Tensor | None) -> Tensor:
+            spec, kv = part.spec, part.kv
             started = time.perf_counter()
             kv.write(k, v, batch.groups[spec.group].slots)
             written = time.perf_counter()

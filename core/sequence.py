@@ -126,6 +126,13 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def predicted_total(self) -> int:
+        predicted = self.request.params.predicted_tokens
+        if predicted is None:
+            return self.max_total
+        return min(self.max_total, max(self.num_tokens, self.num_prompt_tokens + predicted))
+
+    @property
     def remaining(self) -> int:
         return len(self.tokens) - self.num_computed
 

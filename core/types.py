@@ -49,7 +49,8 @@ class SamplingParams:
 
     `stop` strings are matched on the produced text and cut from it; `stop_token_ids` end a choice and are kept in
     `token_ids` but not in the text. `logprobs` is the number of alternatives beside the sampled token (0: only that
-    one, None: none). Raises InvalidRequest naming the field.
+    one, None: none). `predicted_tokens` is how long the caller expects the output to be: schedulers may order by it,
+    and it changes no output. Raises InvalidRequest naming the field.
     """
 
     temperature: float = 1.0
@@ -62,6 +63,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
+    predicted_tokens: int | None = None
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -81,6 +83,8 @@ class SamplingParams:
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 0)
         _integer("min_tokens", self.min_tokens, 0)
+        if self.predicted_tokens is not None:
+            _integer("predicted_tokens", self.predicted_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})", "min_tokens"
@@ -183,7 +187,8 @@ class KVGroup:
 
     A token holds `kv_heads * key_dim` numbers for keys and `kv_heads * value_dim` for values in each of `layers`.
     With `value_in_key` nothing is stored for values: they are the first `value_dim` of the keys (an MLA latent).
-    `window`: a token sees itself and the `window - 1` before it; None sees everything.
+    `window`: a token sees itself and the `window - 1` before it; None sees everything. The heads are the layers' KV
+    heads from `first_head` on; a layer's other heads lie in other groups.
     """
 
     name: str
@@ -193,6 +198,7 @@ class KVGroup:
     value_dim: int
     window: int | None = None
     value_in_key: bool = False
+    first_head: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +274,10 @@ class SequenceView(Protocol):
     def max_total(self) -> int:
         """The longest this sequence may become."""
 
+    @property
+    def predicted_total(self) -> int:
+        """How long its caller expects it to become, no less than it is; `max_total` where nothing was said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Queues:
@@ -322,8 +332,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One attention layer as a kernel sees it. `sinks` [q_heads]: a learned logit per head that takes probability
-    and gives nothing."""
+    """One attention layer as a kernel sees it, or those of its heads that lie in one KV group. `sinks` [q_heads]: a
+    learned logit per head that takes probability and gives nothing."""
 
     index: int
     group: int

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import PositiveInt
 
 from core.interfaces.plugin import Options, Part, PoolContext
-from core.types import KVStats
+from core.types import KVGroup, KVStats
 
 
 class AllocatorOptions(Options):
@@ -32,6 +32,13 @@ class KVAllocator(Part[AllocatorOptions], ABC):
         self.n_pages = context.n_pages
         self.page_size = context.page_size
         self.page_bytes = context.page_bytes
+
+    @classmethod
+    def regroup(cls, groups: Sequence[KVGroup]) -> Sequence[KVGroup]:
+        """The KV groups that it wants pools for, out of those of the attention structure; it is then built once for
+        each. Each KV head of each layer lies in exactly one, groups without a window come first, and names differ.
+        The default takes them as they are."""
+        return groups
 
     @abstractmethod
     def allocate(self, n_tokens: int, *, upper_bound: int) -> list[int] | None:

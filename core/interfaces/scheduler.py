@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from pydantic import PositiveInt
 
@@ -34,6 +35,10 @@ class Scheduler(Part[SchedulerOptions], ABC):
 
     def removed(self, seq: SequenceView) -> None:
         """A sequence has ended, from whichever queue."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Counts of its own since it was built, for reports; they only grow."""
+        return {}
 
 
 def remaining(seq: SequenceView) -> int:

@@ -133,18 +133,21 @@ class OrderedScheduler(BatchingScheduler):
         """Where a waiting sequence stands; ties go by arrival."""
 
     def added(self, seq: SequenceView) -> None:
-        self.removed(seq)
+        self._withdraw(seq)
         key = (*self.key(seq), seq.arrival)
         self._waiting[seq.id] = key, seq
         insort(self._order, (key, seq.id))
 
     def removed(self, seq: SequenceView) -> None:
+        self._withdraw(seq)
+
+    def admitted(self, seq: SequenceView) -> None:
+        self._withdraw(seq)
+
+    def _withdraw(self, seq: SequenceView) -> None:
         if seq.id in self._waiting:
             key, _ = self._waiting.pop(seq.id)
             del self._order[bisect_left(self._order, (key, seq.id))]
-
-    def admitted(self, seq: SequenceView) -> None:
-        self.removed(seq)
 
     def candidates(self, queues: Queues, memory: Memory) -> Iterator[SequenceView]:
         return self.between(-math.inf, math.inf)

@@ -69,6 +69,7 @@ class GenerationRequest(_Fields):
     stop_token_ids: list[Int] | None = None
     max_tokens: Int | None = None
     min_tokens: Int | None = None
+    predicted_tokens: Int | None = None
     ignore_eos: bool | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
@@ -85,7 +86,7 @@ class GenerationRequest(_Fields):
     safety_identifier: str | None = None
 
     plain: ClassVar[tuple[str, ...]] = (
-        "temperature", "top_p", "top_k", "min_p", "n", "seed", "min_tokens", "ignore_eos",
+        "temperature", "top_p", "top_k", "min_p", "n", "seed", "min_tokens", "predicted_tokens", "ignore_eos",
         "presence_penalty", "frequency_penalty", "repetition_penalty",
     )  # fmt: skip
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import ClassVar
 
+from core.heads import checked_groups
 from core.interfaces import KVAllocator, PoolContext
 from core.testing.cost import assert_cost, assert_growth, microseconds
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
+from core.types import KVGroup, PartFault
 
 PAGE_BYTES = 4096
+GROUPS = {
+    "one kind of layer": (KVGroup("full", (0, 1), 3, 8, 8),),
+    "windows beside": (KVGroup("full", (0, 3), 2, 8, 8), KVGroup("window", (1, 2), 4, 8, 8, window=16)),
+    "windows only": (KVGroup("window", (0, 1), 2, 8, 8, window=16),),
+    "a latent": (KVGroup("latent", (0, 1), 1, 24, 16, value_in_key=True),),
+}
 
 
 class AllocatorSuite(SameOutput, Suite):
@@ -156,6 +164,13 @@ class AllocatorSuite(SameOutput, Suite):
             assert given is not None or waste > 0, f"external_waste({n}) is 0, yet {n} of {free} pages cannot be had"
             assert given is None or waste < free, f"external_waste({n}) counts all {free} pages, yet {n} can be had"
             pool.free(given or [])
+
+    def test_l1_every_head_is_in_one_group(self) -> None:
+        for name, given in GROUPS.items():
+            try:
+                checked_groups(self.pool().regroup(given), given, "the part")
+            except PartFault as fault:
+                raise AssertionError(f"{name}: {fault}") from None
 
     def test_l1_pools_are_independent(self) -> None:
         one, other = self.pool(8), self.pool(8)

@@ -24,6 +24,7 @@ class _State:
     num_tokens: int
     num_computed: int = 0
     num_drafts: int = 0
+    predicted_total: int = 0
 
 
 class FakeSequence:
@@ -73,6 +74,10 @@ class FakeSequence:
     @property
     def max_total(self) -> int:
         return self._state.max_total
+
+    @property
+    def predicted_total(self) -> int:
+        return self._state.predicted_total or self._state.max_total
 
     @property
     def remaining(self) -> int:

@@ -40,7 +40,7 @@ class PagedCPUKernel(AttentionKernel):
 
     def __init__(self, options: Options, context: BuildContext) -> None:
         super().__init__(options, context)
-        self._caches: dict[int, KVCache] = {}
+        self._caches: dict[tuple[int, int], KVCache] = {}
 
     @classmethod
     def unfit(cls, options: Options, context: BuildContext) -> Sequence[str]:
@@ -90,9 +90,9 @@ class PagedCPUKernel(AttentionKernel):
         return Step(decoder, pieces, from_ids=table is not None)
 
     def _cache(self, kv: KVView, layer: LayerSpec) -> KVCache:
-        cache = self._caches.get(layer.index)
+        cache = self._caches.get((layer.index, layer.group))
         if cache is None or cache.k is not kv.storage["k"]:
-            cache = self._caches[layer.index] = _cache(kv, layer)
+            cache = self._caches[layer.index, layer.group] = _cache(kv, layer)
         return cache
 
 

@@ -38,6 +38,15 @@ PAGED = PluginInfo(
     summary="Pages from a free list as tokens arrive",
 )
 
+PAGED_PER_HEAD = PluginInfo(
+    name="paged_per_head",
+    seam="kv_allocator",
+    part="plugins.kv_allocator.per_head:PerHeadAllocator",
+    options=AllocatorOptions,
+    provides=frozenset({"lossless"}),
+    summary="Pages for each KV head, so that each can forget other tokens",
+)
+
 TIERED = PluginInfo(
     name="tiered",
     seam="kv_allocator",

@@ -75,7 +75,7 @@ SHORTEST_FIRST = PluginInfo(
     part="plugins.scheduler.shortest_first:ShortestFirstScheduler",
     options=ShortestFirstOptions,
     provides=frozenset({"lossless", "preempts"}),
-    summary="The request that may become shortest first",
+    summary="The request that is expected to be shortest first",
 )
 
 FAIR = PluginInfo(

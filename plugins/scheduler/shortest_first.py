@@ -8,10 +8,10 @@ from plugins.scheduler import ShortestFirstOptions
 
 
 class ShortestFirstScheduler(OrderedScheduler):
-    """By the length that prompt and `max_tokens` allow. Waiting shortens a request, so the longest one is overtaken
-    only by those that arrive within its length divided by `ageing`."""
+    """By the length that the caller expects (`predicted_tokens`), or else that `max_tokens` allows. Waiting shortens a
+    request, so the longest one is overtaken only by those that arrive within its length divided by `ageing`."""
 
     options: ShortestFirstOptions
 
     def key(self, seq: SequenceView) -> tuple[float, ...]:
-        return (seq.max_total + self.options.ageing * seq.arrival,)
+        return (seq.predicted_total + self.options.ageing * seq.arrival,)

@@ -20,7 +20,8 @@ PROMPT = [5, 9, 2, 44, 7, 1, 30]
         ("seed", 2**63), ("seed", -(2**63) - 1), ("max_tokens", -1), ("max_tokens", 2.0), ("min_tokens", -1),
         ("stop", ("",)), ("stop", tuple("ab" * 50)), ("stop_token_ids", (-1,)), ("logit_bias", {0: 1e9}),
         ("logit_bias", {-1: 1.0}), ("logit_bias", {i: 0.0 for i in range(2000)}), ("logprobs", 21), ("logprobs", -1),
-        ("prompt_logprobs", -1), ("presence_penalty", 2.5), ("frequency_penalty", -2.5), ("repetition_penalty", 0.0),
+        ("prompt_logprobs", -1), ("predicted_tokens", -1), ("predicted_tokens", "9"),
+        ("presence_penalty", 2.5), ("frequency_penalty", -2.5), ("repetition_penalty", 0.0),
     ],
     ids=str,
 )  # fmt: skip
@@ -28,6 +29,18 @@ def test_a_parameter_out_of_range_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert caught.value.param == field and field in str(caught.value)
+
+
+def test_what_a_request_is_expected_to_generate_orders_it_and_changes_nothing() -> None:
+    expected = generate(toy_engine(), [PROMPT, PROMPT[:5]], max_tokens=20)
+    engine = toy_engine(scheduler="shortest_first", running=1)
+    for id, prompt, predicted in (("long", PROMPT, None), ("short", PROMPT[:5], 2), ("never", PROMPT, 10**18)):
+        engine.add(request(prompt, id=id, max_tokens=20, predicted_tokens=predicted))
+    events = drain(engine)
+    ended = [event.id for event in events if event.finish_reason]
+    assert ended[0] == "short" and ended[1:] == ["long", "never"]
+    found = outputs(events)
+    assert [found[id, 0] for id in ("long", "short", "never")] == [*expected, expected[0]]
 
 
 def test_min_tokens_above_max_tokens_is_refused() -> None:

@@ -249,6 +249,20 @@ def test_shortest_first_and_its_bound():
     assert 4 <= place <= 1 + 60 / 10 + 1, "overtaken by more than arrived within its length of ageing"
 
 
+def test_shortest_first_believes_what_the_caller_expects():
+    served = world("shortest_first", running=1, ageing=1)
+    served.add(4, 4)
+    served.step()
+    allowed = [served.add(4, 50) for _ in range(3)]
+    for seq, predicted in zip(allowed, (40, 4, 20), strict=True):
+        seq._state.predicted_total = 4 + predicted
+    short = served.add(4, 10)
+    for seq in allowed:
+        served.scheduler.added(seq)
+    served.run(400)
+    assert served.finished[1:] == [allowed[1].id, short.id, allowed[2].id, allowed[0].id]
+
+
 def test_fair_serves_clients_alike_however_much_they_ask():
     served = world("fair", running=4, pages=200)
     for _ in range(60):
@@ -324,6 +338,62 @@ def test_slo_admits_first_what_can_still_be_met():
     assert served.finished == ["s0", "s3", "s4", "s1", "s2"]
 
 
+class TimedWorld(World):
+    """Each sequence in a step takes `seconds(n_tokens)`."""
+
+    def _compute(self, seq, n_tokens):
+        self.scheduler.clock.now += self.seconds(n_tokens)
+        super()._compute(seq, n_tokens)
+
+
+def timed(seconds, **options):
+    plain = world("slo", **options)
+    served = TimedWorld(plain.scheduler, pages=500, budget=plain.budget)
+    served.seconds = seconds
+    served.scheduler.clock = Clock()
+    return served
+
+
+def test_slo_knows_a_prompt_token_from_a_step_of_decodes():
+    """A long prompt whose target can be met comes before a short one that has missed its own, though steps that only
+    decode take much longer a token than prompts do."""
+    served = timed(lambda n: 0.02 + 0.0002 * n, running=2, tokens=64, ttft_ms=2000, itl_ms=1000)
+    served.add(64, 400)
+    for _ in range(50):
+        served.step()
+    served.add(4, 4)
+    long = served.add(500, 4)
+    served.scheduler.clock.now = 3.5
+    served.run(30)
+    assert served.started.keys() >= {long.id} and served.finished[0] == long.id
+
+
+def test_slo_puts_off_a_prompt_that_is_too_long_to_be_met():
+    served = timed(lambda n: 0.01 * n, running=1, tokens=64, ttft_ms=3000)
+    served.add(200, 2)
+    served.run(10)
+    served.add(900, 2)
+    short = served.add(20, 2)
+    served.run(60)
+    assert served.finished[1] == short.id and len(served.finished) == 3
+
+
+def test_slo_counts_what_met_its_targets():
+    pace = [0.01]
+    served = timed(lambda n: pace[0] * n, running=1, ttft_ms=1000, itl_ms=50)
+    for prompt, slow in ((10, 0.01), (300, 0.01), (10, 0.01), (10, 0.06)):
+        served.add(prompt, 5)
+        pace[0] = 0.01
+        while not served.running or served.running[0].remaining > 1:
+            served.step()
+        pace[0] = slow
+        served.run(50)
+    counts = served.scheduler.stats()
+    assert counts == {"ended": 4, "met_ttft": 2, "met_itl": 3, "met_targets": 1}
+    served.remove(served.add(4, 4))
+    assert served.scheduler.stats() == {**counts, "ended": 5}
+
+
 def test_slo_lets_nobody_wait_for_ever():
     served = world("slo", running=1, ttft_ms=10_000, grace=3)
     clock = served.scheduler.clock = Clock()
@@ -358,6 +428,7 @@ class Waiting:
     num_computed: int = 0
     num_drafts: int = 0
     max_total: int = 200
+    predicted_total: int = 200
     priority: int = 0
     client: str = ""
 

@@ -15,7 +15,7 @@ L = 1024
 NULLABLE = (
     "max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs", "logit_bias", "stream", "stream_options",
     "user", "presence_penalty", "frequency_penalty", "top_k", "min_p", "echo", "best_of", "min_tokens", "priority",
-    "cache_salt", "stop_token_ids", "ignore_eos", "repetition_penalty", "metadata", "store",
+    "predicted_tokens", "cache_salt", "stop_token_ids", "ignore_eos", "repetition_penalty", "metadata", "store",
 )  # fmt: skip
 
 
@@ -188,7 +188,8 @@ NUMBERS = [
     ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("min_p", 1.1), ("max_tokens", -1),
     ("max_tokens", 2.0), ("max_tokens", "16"), ("max_tokens", True), ("max_tokens", 10**30), ("seed", 2**63),
     ("seed", -(2**63) - 1), ("seed", 1.5), ("n", 0), ("n", -1), ("n", 10**6), ("n", 2**31), ("best_of", 2),
-    ("min_tokens", -1), ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("repetition_penalty", 0),
+    ("min_tokens", -1), ("predicted_tokens", -1), ("predicted_tokens", 2.5),
+    ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("repetition_penalty", 0),
     ("logit_bias", {"x": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", {"258": 1}), ("logit_bias", {"0": 1e9}),
     ("logit_bias", {"0": None}), ("logit_bias", {"1" * 5000: 1}), ("logit_bias", [1]), ("stop", 5),
     ("stop", ["x" * 2000]),
@@ -213,6 +214,7 @@ def test_a_typo_gets_a_hint(server: Running):
         ("temperature", 1e-320), ("temperature", 0), ("temperature", 2), ("top_p", 1e-9), ("top_k", 0), ("top_k", -1),
         ("top_k", 10**6), ("min_p", 1), ("seed", 2**63 - 1), ("seed", -(2**63)), ("max_tokens", 2**31 - 1),
         ("max_tokens", 10**18), ("logit_bias", {"257": 100}), ("best_of", 1), ("cache_salt", "a"), ("priority", -5),
+        ("predicted_tokens", 0), ("predicted_tokens", 10**18),
         ("user", "me"), ("metadata", {"a": "b"}), ("store", False), ("stop_token_ids", [3]), ("ignore_eos", False),
     ],
 )  # fmt: skip

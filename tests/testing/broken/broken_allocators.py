@@ -1,10 +1,11 @@
 """Allocators that are wrong in one way each."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from core.interfaces import AllocatorOptions, CountedPages, PluginInfo, PoolContext
-from core.types import KVStats
+from core.types import KVGroup, KVStats
 
 
 class Right(CountedPages):
@@ -130,6 +131,12 @@ class HidesItsWaste(Right):
         return None
 
 
+class KeepsTheFirstHeadOnly(Right):
+    @classmethod
+    def regroup(cls, groups: Sequence[KVGroup]) -> list[KVGroup]:
+        return [replace(group, kv_heads=1) for group in groups]
+
+
 BROKEN = {
     LeaksAPage: {
         "l3_any_order",
@@ -160,6 +167,7 @@ BROKEN = {
     ExtendsByTooLittle: {"l1_extend_adds_what_is_missing"},
     CallsEverythingWaste: {"l1_external_waste_is_true"},
     HidesItsWaste: {"l1_external_waste_is_true"},
+    KeepsTheFirstHeadOnly: {"l1_every_head_is_in_one_group"},
 }
 CARDS = [
     PluginInfo(
