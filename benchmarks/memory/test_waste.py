@@ -5,7 +5,7 @@ There, engines that reserve a run for each request used 20 to 38 % of their memo
 is reserved as a server does that knows no length (`max`), that rounds the output up to a power of two (`pow2`), or
 that knows it (`oracle`).
 
-    pytest benchmarks/memory/test_waste.py --benchmark-enable -s
+    python -m pytest benchmarks/memory/test_waste.py -s
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 
 import pytest
 
-from benchmarks.memory.blank import blank_engine, print_table, request
+from benchmarks.memory.blank import blank_engine, request
 
 REQUESTS = int(os.environ.get("PARTWISE_REQUESTS", 120))
 KV_TOKENS = 16_384
@@ -29,6 +29,7 @@ ARMS = {
     "contiguous best pow2": ({"name": "contiguous", "fit": "best"}, "pow2"),
     "contiguous first oracle": ({"name": "contiguous", "fit": "first"}, "oracle"),
     "paged": ({"name": "paged"}, "max"),
+    "tiered": ({"name": "tiered"}, "max"),
 }
 FOUND: dict[str, dict] = {}
 
@@ -79,8 +80,13 @@ def test_waste(benchmark, arm):
     benchmark.extra_info.update(FOUND[arm])
 
 
-def test_paging_uses_what_runs_waste():
-    print_table(f"{REQUESTS} requests, {KV_TOKENS} tokens of memory", [{"allocator": a, **f} for a, f in FOUND.items()])
+def test_paging_uses_what_runs_waste(results):
+    results.show(
+        "Allocators: what holds tokens, and how many run",
+        [{"allocator": arm, **found} for arm, found in FOUND.items()],
+        f"{REQUESTS} requests of ShareGPT's mean lengths in {KV_TOKENS:,} tokens of memory for each, averaged over the "
+        "steps in which some wait. `max`, `pow2`, `oracle`: how well the output's length is known as it is reserved.",
+    )
     assert FOUND["paged"]["used %"] > 90
     assert FOUND["contiguous first max"]["used %"] < 40
     assert FOUND["paged"]["running"] > 2 * FOUND["contiguous first max"]["running"]
