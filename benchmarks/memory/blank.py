@@ -15,15 +15,15 @@ from core.recipe import Recipe, resolve
 from core.types import Batch, KVGroup, LayerSpec, Request, SamplingParams
 
 VOCAB = 65_536
-TOKEN_BYTES = 2 * 4
-"""Of a cache with one layer and one head of one number."""
+TOKEN_BYTES = 2 * 2 * 4
+"""Of a cache with one layer and two heads of one number."""
 
 
 class BlankModel:
     """One layer that is never run; after any token, token 0 or 1 is best, by chance."""
 
-    groups = (KVGroup("full", (0,), 1, 1, 1),)
-    layers = (LayerSpec(0, 0, 1, 1, 1, 1, 1.0),)
+    groups = (KVGroup("full", (0,), 2, 1, 1),)
+    layers = (LayerSpec(0, 0, 2, 2, 1, 1, 1.0),)
     dtype, vocab_size, tokenizer_vocab, max_positions = torch.float32, VOCAB, None, 1 << 20
     eos_token_ids = ()
     weight_bytes = 0

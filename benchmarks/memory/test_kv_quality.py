@@ -61,6 +61,12 @@ ARMS = {
             "snapkv": [f"context_reduction.budget={budget}"],
         }.items()
     },
+    "h2o by head, 256 tokens": [
+        "kv_allocator=paged_per_head",
+        "context_reduction=h2o",
+        "context_reduction.recent=128",
+        "context_reduction.heavy=128",
+    ],
 }
 FOUND: dict[str, tuple[Answers, float]] = {}
 

@@ -29,6 +29,7 @@ ARMS = {
     "contiguous best pow2": ({"name": "contiguous", "fit": "best"}, "pow2"),
     "contiguous first oracle": ({"name": "contiguous", "fit": "first"}, "oracle"),
     "paged": ({"name": "paged"}, "max"),
+    "paged_per_head": ({"name": "paged_per_head"}, "max"),
     "tiered": ({"name": "tiered"}, "max"),
 }
 FOUND: dict[str, dict] = {}
@@ -65,9 +66,10 @@ def serve(allocator: dict, knows: str) -> dict:
             if made[event.id] >= wanted[event.id]:
                 engine.abort(event.id)
         if engine.waiting and engine.counters.steps % 8 == 0:
-            kv = engine.stats()["kv"]["full"]
+            groups = engine.stats()["kv"].values()
+            total = sum(group["total_bytes"] for group in groups)
             for found, name in ((used, "used"), (internal, "internal_waste"), (external, "external_waste")):
-                found.append(100 * kv[f"{name}_bytes"] / kv["total_bytes"])
+                found.append(100 * sum(group[f"{name}_bytes"] for group in groups) / total)
             running.append(len(engine.running))
     names = ("used %", "reserved, empty %", "fragments %", "running")
     values = (used, internal, external, running)
