@@ -701,10 +701,10 @@ class Engine:
             "drafted": [c.drafted[i] for i in range(len(c.drafted))],
             "accepted": [c.accepted[i] for i in range(len(c.drafted))],
             "last_step": dict(self._last_step),
+            "scheduler": self._scheduler_counts(),
             "kv": self.memory.stats(self.live()),
             "prefix_cache": {
                 "lookups": lookups.lookups,
-            "scheduler": self._scheduler_counts(),
                 "lookup_tokens": lookups.lookup_tokens,
                 "hit_tokens": lookups.hit_tokens,
                 "inserted_pages": cache.inserted_pages,
@@ -714,9 +714,6 @@ class Engine:
             "seconds": dict(self.clock.seconds),
         }
 
-
-class _Verbs:
-    """The scheduler's view of memory (core.types.Memory)."""
     def _scheduler_counts(self) -> dict[str, float]:
         try:
             return {str(name): float(count) for name, count in self.scheduler.stats().items()}
@@ -724,6 +721,9 @@ class _Verbs:
             log.error("%s", self._told(self.labels["scheduler"], error))
             return {}
 
+
+class _Verbs:
+    """The scheduler's view of memory (core.types.Memory)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
