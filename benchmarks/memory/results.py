@@ -15,7 +15,11 @@ from core.lab.environment import describe
 
 HERE = Path(__file__).parent
 FILE = HERE / "RESULTS.md"
-HEAD = "# Memory and scheduling, measured\n"
+HEAD = """# Memory and scheduling, measured
+
+What the benchmarks beside this file found; each section names the command that writes it anew. Times are
+this machine's; tokens, bytes and quality would be the same on any.
+"""
 
 
 class Results:

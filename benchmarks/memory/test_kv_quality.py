@@ -33,8 +33,8 @@ from core.runner import Row, Runner
 from core.sampling import token_logprobs
 from core.types import Batch, Request, SamplingParams, TokenLogprob
 
-WINDOWS, PROMPT, FORCED = int(os.environ.get("PARTWISE_WINDOWS", 12)), 768, 256
-FREE, GENERATED = 6, 48
+WINDOWS, PROMPT, FORCED = int(os.environ.get("PARTWISE_WINDOWS", 8)), 768, 256
+FREE, GENERATED = 4, 48
 TEXT = "wikitext2_test.txt"
 WORDS = [
     "attention.kernel=sdpa",
@@ -44,7 +44,8 @@ WORDS = [
     f"scheduler.max_running={WINDOWS + FREE}",
     "scheduler.token_budget=256",
     "memory.kv_bytes=2GiB",
-    "engine.max_model_len=1088",
+    "engine.max_model_len=1024",
+    "engine.threads=1",
 ]
 REFERENCE = "fp32"
 ARMS = {
