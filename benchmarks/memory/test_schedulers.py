@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from core.build import assemble, build_engine
+from core.build import build_engine
 from core.compose import compose
 from core.engine import Engine
-from core.recipe import resolve
 from core.types import Request, SamplingParams
 
 ROUNDS = int(os.environ.get("PARTWISE_ROUNDS", 3))
-SHORT, LONG, SECONDS = 20, 3, 2.0
+SHORT, LONG, DOCUMENT, SECONDS = 16, 2, 768, 2.0
 TTFT, GAP = 1.0, 0.2
 ARMS = {
     "static": ["scheduler=static"],
@@ -74,7 +73,7 @@ def load(seed: int) -> list[tuple[float, Request]]:
     for number in range(SHORT + LONG):
         short = number < SHORT
         head = source.choice(instructions) if short else []
-        prompt = head + source.choices(range(100, 40_000), k=source.randrange(16, 65) if short else 1024)
+        prompt = head + source.choices(range(100, 40_000), k=source.randrange(16, 65) if short else DOCUMENT)
         params = SamplingParams(temperature=0.0, max_tokens=source.randrange(16, 41), ignore_eos=True)
         at = source.uniform(0, SECONDS) if short else SECONDS * (number - SHORT + 1) / (LONG + 1)
         client = f"chat {number % 3}" if short else "documents"
@@ -110,23 +109,10 @@ def serve(engine: Engine, arrivals: list[tuple[float, Request]]) -> dict[str, fl
     }
 
 
-def engines() -> dict[str, Engine]:
-    """One for each arm, over one copy of the weights."""
-    made: dict[str, Engine] = {}
-    for arm, words in ARMS.items():
-        recipe = compose("cpu_fast", [*words, *WORDS])
-        if made:
-            registry = recipe.registry()
-            made[arm] = assemble(recipe, resolve(recipe, registry), registry, made["static"].runner.model)  # type: ignore[arg-type]
-        else:
-            made[arm] = build_engine(recipe)
-    return made
-
-
 @pytest.mark.model
 @pytest.mark.timeout(1800)
 def test_schedulers(benchmark, results):
-    made = engines()
+    made = {arm: build_engine(compose("cpu_fast", [*words, *WORDS])) for arm, words in ARMS.items()}
     for engine in made.values():
         serve(engine, load(0)[:2])
 
@@ -146,7 +132,7 @@ def test_schedulers(benchmark, results):
     results.show(
         "Schedulers under a mixed load",
         rows,
-        f"{SHORT} chats and {LONG} prompts of 1,024 tokens within {SECONDS:g} s, outputs of 16 to 40 tokens; at most "
+        f"{SHORT} chats and {LONG} prompts of {DOCUMENT} tokens within {SECONDS:g} s, outputs of 16 to 40 tokens; at most "
         f"{MAX_RUNNING} run, {TOKEN_BUDGET} tokens a step; medians of {ROUNDS} interleaved rounds. `prompts whole`: "
         "chunked_prefill off, so that running answers wait until a prompt is done.",
     )
