@@ -62,7 +62,7 @@ def planned(found: Words) -> StudyPlan:
     lab = found.lab
     loads = words.workloads(found, "chat")
     for name, options in loads.items():
-        workload(name, options)
+        workload(name, options).sessions(0)
     metric(str(lab.get("metric", "requests_per_s")))
     given: dict[str, Any] = {
         "recipe": found.recipe_name,
@@ -113,7 +113,8 @@ def _design(found: Words) -> tuple[Design, tuple[str, ...]]:
             raise UsageError(f"{side}= is for design=pair; design={name} finds its arms by itself.")
     switches = recipes.switches(found.recipe_name, found.overrides, words.names(found.lab.get("parts", "")))
     made = designs.build(name, found.recipe_name, switches, words.whole(found, "fraction", 0, least=0))
-    arms = tuple(replace(arm, overrides=(*found.overrides, *arm.overrides)) for arm in made.arms)
+    rest = recipes.common(found.overrides, switches)
+    arms = tuple(replace(arm, overrides=(*rest, *arm.overrides)) for arm in made.arms)
     made = replace(made, arms=arms)
     notes = list(made.notes)
     bottom = next(arm for arm in made.arms if arm.name == made.reference)
@@ -159,7 +160,9 @@ def _replayed(found: Words, console: Console) -> StudyPlan:
 
 def _environment(made: StudyPlan) -> dict[str, Any]:
     arm = next(a for a in made.design.arms if not a.name.endswith(AGAIN))
-    return environment.describe() | {"model": recipes.model_facts(arm.words)}
+    here = environment.describe()
+    here["threads"]["engine"] = recipes.compose(arm.words).engine.threads or here["machine"]["cores"]
+    return here | {"model": recipes.model_facts(arm.words)}
 
 
 def _study(made: StudyPlan, folder: Path, console: Console) -> int:

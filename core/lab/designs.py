@@ -59,13 +59,15 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class Design:
     """`reference` is the arm that is run twice for the noise floor and that quality is compared with.
-    `levels` and `parts` are a factorial's signs by arm, and the parts they switch."""
+    `slots`: where each switched part stands. `levels` and `parts` are a factorial's signs by arm, and the parts they
+    switch."""
 
     name: str
     arms: tuple[Arm, ...]
     effects: tuple[Effect, ...]
     reference: str
     notes: tuple[str, ...] = ()
+    slots: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     levels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -94,11 +96,10 @@ def build(name: str, recipe: str, switches: Sequence[Switch], fraction: int = 0)
             f"recipe {recipe!r} differs from its null parts nowhere, so {name} has nothing to switch: "
             "name another recipe, or the parts with parts=[slot,...]."
         )
-    if name == "factorial":
-        return _factorial(recipe, switches, fraction)
-    if fraction:
+    if fraction and name != "factorial":
         raise UsageError(f"fraction={fraction} is for design=factorial; {name} has no fractions.")
-    return ONE_BY_ONE[name](recipe, switches)
+    made = _factorial(recipe, switches, fraction) if name == "factorial" else ONE_BY_ONE[name](recipe, switches)
+    return replace(made, slots={s.part: s.slot for s in switches})
 
 
 def pair(a: Arm, b: Arm) -> Design:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 
 GROUP = "partwise.plugins"
 PACKAGES = ("partwise", "torch", "transformers", "triton", "numpy", "scipy", "hydra-core")
+VECTOR_UNITS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -43,20 +45,22 @@ def differences(before: dict[str, Any], now: dict[str, Any], where: str = "") ->
 
 def _machine() -> dict[str, Any]:
     return {
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
+        "system": f"{platform.system()} {re.split('[^0-9.]', platform.release())[0]}",
+        "cpu": _cpu("model name") or platform.processor() or platform.machine(),
+        "vector_units": [flag for flag in VECTOR_UNITS if flag in _cpu("flags").split()],
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": _gpus(),
     }
 
 
-def _cpu_name() -> str:
+def _cpu(field: str) -> str:
+    """What Linux says of the first CPU; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith(field))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        return ""
 
 
 def _gpus() -> list[str]:

@@ -61,6 +61,7 @@ class Report:
     notes: Sequence[str]
     blocks: int
     trials: int
+    fused: list[str]
     pictures: dict[str, str]
 
 
@@ -102,6 +103,7 @@ def build(plan: StudyPlan, ledger: Ledger) -> Report:
         notes=design.notes,
         blocks=len({t.block for t in trials}),
         trials=len(trials),
+        fused=list(dict.fromkeys(m.arm for m in means if m.seam_seconds and "attention.kernel" not in m.seam_seconds)),
         pictures=_pictures(plan, design, results, measured, means, arm_losses),
     )
 
@@ -262,7 +264,9 @@ def _rungs(
             else:
                 continue
             lossy = arm.name in losses and not losses[arm.name].lossless
-            rungs.append(charts.Rung(arm.name, workload, estimate, lossy))
+            slot = design.slots.get(arm.name.removeprefix("+ "))
+            name = f"{arm.name} ({slot.rpartition('.')[2]})" if slot else arm.name
+            rungs.append(charts.Rung(name, workload, estimate, lossy))
     return rungs
 
 
@@ -287,6 +291,7 @@ def render(report: Report, template: str) -> str:
         "interval": findings.interval,
         "themed": _themed,
         "finite": math.isfinite,
+        "number": findings.number,
         "loss": findings.loss,
     }
     return environment.get_template(f"{template}.jinja").render(report=report, metrics=METRICS)
