@@ -88,7 +88,9 @@ def _jobs(given: Sequence[Sequence[str]]) -> list[Job]:
         url = parsed.lab.get("target", "engine")
         label = " ".join(varied) or (parsed.recipe_name if url == "engine" else str(url))
         identity = sorted(w for w in each if w.partition("=")[0] not in NOT_THE_ARM)
-        jobs.append(Job(label, parsed, workload(name, options), identity))
+        made = workload(name, options)
+        made.sessions(0)
+        jobs.append(Job(label, parsed, made, identity))
     return jobs
 
 
@@ -131,7 +133,8 @@ def _run(job: Job, block: int, position: int, ledger: Ledger, console: Console) 
     except TargetError as error:
         seconds = (datetime.now(UTC) - began).total_seconds()
         ledger.append(Failure(job.name, job.identity, block, str(error), seconds))
-        console.print(f"{job.name}: {error}", style="red", markup=False, soft_wrap=True)
+        said = str(error) if job.url else f"{job.name}: {error}"
+        console.print(said, style="red", markup=False, soft_wrap=True)
         return error.exit_code
     ledger.append(
         Trial(
@@ -181,9 +184,11 @@ def _measure(job: Job, host: Host, block: int, console: Console) -> Outcome:
 
 
 def _keep_requests(path: Path, job: Job, block: int, outcome: Outcome) -> None:
+    """One line a request: what was seen of it, in seconds since the run began, and its latencies."""
     with path.open("ab") as file:
         for record in outcome.records:
             row = {"arm": job.name, "workload": job.workload.name, "block": block, "request": record}
+            row |= record.latencies()
             file.write(msgspec.json.encode(row) + b"\n")
 
 

@@ -26,6 +26,14 @@ COLUMNS = {
     "energy_j": "joules",
 }
 PAIRS = ("ttft", "itl", "e2e")
+SILENT = "the target does not tell"
+WHY_MISSING = {
+    "goodput": "no target was given: goodput.ttft=200",
+    "memory": "the target's process is not ours to look into",
+    "acceptance": f"nothing was drafted, or {SILENT}",
+    "energy": "no counter of this machine can be read for it",
+}
+"""By the first word of a metric's name; of all others the target keeps silent."""
 
 
 def details(trial: Trial, price: Price | None) -> Table:
@@ -37,14 +45,17 @@ def details(trial: Trial, price: Price | None) -> Table:
     table.add_row("duration", f"{s.duration_s:.2f} s")
     table.add_row("tokens", f"{s.prompt_tokens:,} in, {s.output_tokens:,} out")
     for name in LATENCIES:
-        if f"{name}_p50_ms" in s.values:
-            cells = [number(f"{name}_p{q}_ms", s.values[f"{name}_p{q}_ms"]) for q in PERCENTILES]
-            table.add_row(f"{name.upper()} p50 / p90 / p95 / p99", f"{' / '.join(cells)} ms")
+        cells = [number(f"{name}_p{q}_ms", s.values.get(f"{name}_p{q}_ms")) for q in PERCENTILES]
+        why = "" if f"{name}_p50_ms" in s.values else " (no answer came in two pieces)"
+        table.add_row(f"{name.upper()} p50 / p90 / p95 / p99", f"{' / '.join(cells)} ms{why}")
     for name, metric in METRICS.items():
-        if name in s.values and metric.unit != "ms":
-            table.add_row(metric.label, number(name, s.values[name]))
+        if metric.unit != "ms":
+            why = WHY_MISSING.get(name.split("_")[0], SILENT)
+            table.add_row(metric.label, number(name, s.values[name]) if name in s.values else f"– ({why})")
     for seam, seconds in sorted(s.seam_seconds.items(), key=lambda item: -item[1]):
         table.add_row(f"time in {seam}", f"{seconds:.3f} s")
+    if not s.seam_seconds:
+        table.add_row("time by seam", f"– ({SILENT})")
     rate = s.values.get("output_tokens_per_s")
     if price and rate:
         table.add_row("a million output tokens", f"${cost.per_million(price, rate):.2f} ({price.source})")

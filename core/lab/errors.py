@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+
+from core.names import nearest
 
 
 class LabError(Exception):
@@ -33,6 +34,6 @@ class BudgetError(LabError):
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a misspelt name: says the nearest one, and all that exist."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    close = nearest(name, names, most=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
     return UsageError(f"unknown {what} {name!r}: {hint}There are: {', '.join(names)}.")

@@ -5,7 +5,8 @@ delays it. An open loop never waits for answers before it sends: a slow engine c
 (coordinated omission). How late each request left is kept with it.
 
 Over the pipes: a pickled `Job` comes in; JSON lines go out: `{"ready": true}` after the warm-up, then, once
-the parent has written a line, `{"ended": n}` now and then, and at last one line with all records.
+the parent has written a line, `{"ended": n}` now and then, and at last one line with all records. When the engine
+runs in this process, each line has its counters.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Line(msgspec.Struct):
 
     ready: bool = False
     ended: int = 0
+    counters: dict[str, float] = {}
     warmup_errors: list[str] = []
     failed: str = ""
     records: list[RequestRecord] | None = None
@@ -145,26 +147,27 @@ def _say(line: Line) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _progress(records: Sequence[RequestRecord]) -> None:
+async def _progress(client: Client, records: Sequence[RequestRecord]) -> None:
     while True:
         await asyncio.sleep(PROGRESS_S)
-        _say(Line(ended=len(records)))
+        _say(Line(ended=len(records), counters=dict(client.counters())))
 
 
 async def _run(job: Job) -> None:
     async with job.target.connect() as client:
         warm: list[RequestRecord] = []
         await drive(client, job.warmup, Load(), job.seed, warm.append)
-        _say(Line(ready=True, warmup_errors=[r.error for r in warm if r.error]))
+        warmup_errors = [r.error for r in warm if r.error]
+        _say(Line(ready=True, warmup_errors=warmup_errors, counters=dict(client.counters())))
         await asyncio.to_thread(sys.stdin.buffer.readline)
         gc.collect()
         gc.freeze()
         gc.disable()
         records: list[RequestRecord] = []
-        ticker = asyncio.create_task(_progress(records))
+        ticker = asyncio.create_task(_progress(client, records))
         await drive(client, job.sessions, job.load, job.seed, records.append)
         ticker.cancel()
-        _say(Line(ended=len(records), records=records))
+        _say(Line(ended=len(records), records=records, counters=dict(client.counters())))
 
 
 def main() -> None:

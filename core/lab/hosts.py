@@ -47,7 +47,8 @@ class ExternalHost:
 
 
 class InProcessHost:
-    """The engine in the load generator's process; it starts with each run and is gone with it."""
+    """The engine in the load generator's process: it starts with each run and is gone with it. Its counters and its
+    process come with the generator's lines."""
 
     def __init__(self, words: Sequence[str]) -> None:
         from core.lab.inprocess import EngineTarget  # torch and the model code, which no other host needs

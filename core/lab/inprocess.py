@@ -1,7 +1,7 @@
 """The engine as a target without a server: it runs in the load generator's own process, in a thread of its own.
 
 What the protocol costs falls away, and what the two threads take from each other comes in; the load generator's
-lag tells how much that is. There is no `/metrics` here: a run has latencies, throughput and prefix hits.
+lag tells how much that is. Resident memory is that of both. The engine's counters are those of `/metrics`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,33 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from core.lab.errors import TargetError
 from core.lab.targets import Client, Piece, RequestFailed, Usage
 from core.llm import LLM
 from core.text import ChoiceText
 from core.types import Event, PartwiseError, Request, SamplingParams
+
+COUNTERS_S = 0.25
+
+
+def counters(stats: Mapping[str, Any]) -> dict[str, float]:
+    """`Engine.stats()` by the names under which the server tells the same."""
+    cache = stats["prefix_cache"]
+    found: dict[str, float] = {
+        "partwise_preemptions_total": stats["preemptions"],
+        "partwise_prefix_cache_query_tokens_total": cache["lookup_tokens"],
+        "partwise_prefix_cache_hit_tokens_total": cache["hit_tokens"],
+        "partwise_drafted_tokens_total": sum(stats["drafted"]),
+        "partwise_accepted_tokens_total": sum(stats["accepted"]),
+    }
+    found |= {f"partwise_kv_bytes{{{group},used}}": pages["used_bytes"] for group, pages in stats["kv"].items()}
+    found |= {f"partwise_seam_seconds_total{{{seam}}}": seconds for seam, seconds in stats["seconds"].items()}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,8 @@ class _EngineClient:
         self._numbers = itertools.count()
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._waiting: dict[str, asyncio.Queue[_Arrived | Exception]] = {}
+        self._counters = counters(llm.engine.stats())
+        self._counted_at = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -82,6 +102,9 @@ class _EngineClient:
                 yield Piece(arrived.at, delta.text)
         yield Usage(len(prompt), text.num_tokens, cached)
 
+    def counters(self) -> Mapping[str, float]:
+        return self._counters
+
     def stop(self) -> None:
         self._inbox.put(None)
         self._thread.join()
@@ -103,8 +126,14 @@ class _EngineClient:
                 self._tell_all(error)
                 return
             at = time.perf_counter()
+            self._note(at)
             for event in events:
                 self._tell(event.id, _Arrived(at, event))
+
+    def _note(self, at: float) -> None:
+        """The engine belongs to this thread: the other one reads what was noted last."""
+        if at - self._counted_at > COUNTERS_S or not self._llm.engine.has_work:
+            self._counters, self._counted_at = counters(self._llm.engine.stats()), at
 
     def _add(self, request: Request) -> None:
         try:

@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -21,7 +21,14 @@ class DeadlineReached(Exception):
     """The time given to a run is over; what it had measured is not a whole run and is dropped."""
 
 
+Heard = Callable[[int, Mapping[str, float]], None]
+
+
 def _nothing(_: int) -> None:
+    return None
+
+
+def _not_heard(_: int, __: Mapping[str, float]) -> None:
     return None
 
 
@@ -30,12 +37,13 @@ def measure(
     started: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = _nothing,
     deadline_s: float | None = None,
+    heard: Heard = _not_heard,
 ) -> list[RequestRecord]:
     """Runs `job` in a fresh process and returns its records.
 
-    `started` is called after the warm-up, just before the first request; `progress` with the number of
-    requests that have ended. TargetError when the target cannot be reached or fails every request of the
-    warm-up; DeadlineReached after `deadline_s` seconds.
+    `started` is called after the warm-up, just before the first request; `progress` with the number of requests that
+    have ended; `heard` with the process and the counters of an engine that runs in it. TargetError when the target
+    cannot be reached or fails every request of the warm-up; DeadlineReached after `deadline_s` seconds.
     """
     process = children.start(["-m", "core.lab.generator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     late = threading.Event()
@@ -43,7 +51,7 @@ def measure(
     if timer:
         timer.start()
     try:
-        return _converse(process, job, started, progress)
+        return _converse(process, job, started, progress, heard)
     except _Gone:
         if late.is_set():
             raise DeadlineReached from None
@@ -65,7 +73,11 @@ def _stop(process: subprocess.Popen[bytes], late: threading.Event) -> None:
 
 
 def _converse(
-    process: subprocess.Popen[bytes], job: Job, started: Callable[[], None], progress: Callable[[int], None]
+    process: subprocess.Popen[bytes],
+    job: Job,
+    started: Callable[[], None],
+    progress: Callable[[int], None],
+    heard: Heard,
 ) -> list[RequestRecord]:
     assert process.stdin and process.stdout
     with suppress(BrokenPipeError):
@@ -73,6 +85,8 @@ def _converse(
         process.stdin.flush()
     for raw in process.stdout:
         line = msgspec.json.decode(raw, type=Line)
+        if line.counters:
+            heard(process.pid, line.counters)
         if line.failed:
             raise TargetError(line.failed)
         if line.ready:
@@ -91,4 +105,5 @@ def _check_warmup(job: Job, errors: list[str]) -> None:
     wanted = sum(s.requests for s in job.warmup)
     if wanted and len(errors) == wanted:
         worst = next((e for e, _ in Counter(errors).most_common() if e != NOT_ASKED), errors[0])
-        raise TargetError(f"the target failed all {wanted} requests of the warm-up: {worst}.")
+        requests = f"all {wanted} requests" if wanted > 1 else "the request"
+        raise TargetError(f"the target failed {requests} of the warm-up: {worst}.")

@@ -61,6 +61,14 @@ class RequestRecord:
             return None
         return (self.e2e - self.ttft) / (self.output_tokens - 1)
 
+    def latencies(self) -> dict[str, float | None]:
+        """Milliseconds by name, the mean of its ITL among them; None for what this request does not have."""
+        if self.error is not None:
+            return dict.fromkeys(f"{name}_ms" for name in LATENCIES)
+        itl = sum(self.itl) / len(self.itl) if self.itl else None
+        seconds = zip(LATENCIES, (self.ttft, itl, self.tpot, self.e2e), strict=True)
+        return {f"{name}_ms": None if value is None else value * 1e3 for name, value in seconds}
+
     @property
     def lag(self) -> float:
         """How late the load generator sent it."""

@@ -27,16 +27,22 @@ class Watch:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._pid = host.pid
+        self._told: Mapping[str, float] = {}
         self._memory: list[float] = []
         self._kv: list[float] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._before: Mapping[str, float] = {}
-        self._joules: float | None = None
+        self._energy: Mapping[str, energy.Reading] = {}
+
+    def heard(self, pid: int, counters: Mapping[str, float]) -> None:
+        """What an engine in the load generator's process tells of itself."""
+        self._pid, self._told = pid, counters
 
     def start(self) -> None:
-        self._before = self._host.snapshot()
-        self._joules = energy.joules()
+        self._before = self._snapshot()
+        self._energy = energy.read()
         self._thread.start()
 
     def stop(self) -> None:
@@ -47,19 +53,22 @@ class Watch:
         """Stops, and says what was seen, by the names in `metrics.METRICS`; and the seconds by seam."""
         self.stop()
         self._thread.join()
-        after = self._host.snapshot()
-        used = energy.joules()
+        after = self._snapshot()
         values = _stated("memory_bytes", self._memory) | _stated("kv_bytes", self._kv)
         values |= differences(self._before, after)
-        if used is not None and self._joules is not None and used >= self._joules:
-            values["energy_j"] = used - self._joules
+        used = energy.joules(self._energy, energy.read())
+        if used is not None and self._pid is not None:
+            values["energy_j"] = used
         return values, seam_seconds(self._before, after)
+
+    def _snapshot(self) -> Mapping[str, float]:
+        return self._host.snapshot() or self._told
 
     def _sample(self) -> None:
         while True:
-            if self._host.pid is not None:
-                self._memory.append(resident_bytes(self._host.pid))
-            self._kv += kv_bytes(self._host.snapshot())
+            if self._pid is not None and (held := resident_bytes(self._pid)):
+                self._memory.append(held)
+            self._kv += kv_bytes(self._snapshot())
             if self._over.wait(PERIOD_S):
                 return
 

@@ -113,11 +113,20 @@ def _steps(http: httpx.Client, body: Mapping[str, Any], left: Callable[[], float
         response.raise_for_status()
         found = response.json()["choices"][0]["logprobs"]
         rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
-        return [Step(token, logprob, top) for token, logprob, top in rows if logprob is not None]
+        return [
+            Step(token, _rounded(p), {t: _rounded(q) for t, q in top.items()})
+            for token, p, top in rows
+            if p is not None
+        ]
     except httpx.TimeoutException:
         raise TargetError("quality was not measured: an answer took too long.") from None
     except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
         raise TargetError(f"quality cannot be measured: the target gave no log probabilities ({error}).") from None
+
+
+def _rounded(logprob: float) -> float:
+    """More digits than these are noise, and would be most of what is kept."""
+    return round(logprob, 7)
 
 
 def compare(arm: Answers, reference: Answers) -> Quality:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -43,6 +43,10 @@ class Client(Protocol):
 
         The request goes out at the first `anext`.
         """
+        ...
+
+    def counters(self) -> Mapping[str, float]:
+        """The engine's own counters, by the names of `/metrics`, when it runs in this process; else empty."""
         ...
 
 
@@ -137,6 +141,9 @@ class _OpenAIClient:
         }
         if target.ignore_eos:
             self._base["ignore_eos"] = True
+
+    def counters(self) -> Mapping[str, float]:
+        return {}
 
     async def ask(self, messages: list[dict[str, str]], max_tokens: int) -> AsyncIterator[Piece | Usage]:
         body = self._base | {"max_tokens": max_tokens}

@@ -34,17 +34,18 @@ def run_trial(
     deadline_s: float | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
-    """Warms the arm up with `warmup` sessions of other text, then measures one run.
+    """Warms the arm up with `warmup` requests of other text, the first ones of sessions, then measures one run.
 
     `targets`: milliseconds by latency name, for goodput. TargetError when no request got its answer;
     DeadlineReached after `deadline_s` seconds.
     """
     began = time.monotonic()
-    warm = workload.model_copy(update={"n": warmup}).sessions(seed + WARMUP_SEED) if warmup else []
+    other = workload.model_copy(update={"n": warmup}).sessions(seed + WARMUP_SEED) if warmup else []
+    warm = [replace(session, stages=(session.stages[0][:1],)) for session in other]
     job = Job(host.target, tuple(warm), tuple(workload.sessions(seed)), workload.load, seed)
     watch = Watch(host)
     try:
-        records = measure(job, watch.start, progress, deadline_s)
+        records = measure(job, watch.start, progress, deadline_s, watch.heard)
     finally:
         watch.stop()
     seen, seams = watch.seen()

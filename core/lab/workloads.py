@@ -3,6 +3,9 @@
 A session is a list of stages; the asks of one stage are sent together, and the next stage starts when all of
 them have ended. A message may quote an earlier answer (`Reply`), so conversations and branching agents are
 plain data that the load generator's process can be handed.
+
+The sizes are such that a small model on two CPU cores gets through a run in seconds, even with all parts off; give
+larger ones to a larger machine: `agents.n=100 agents.shared_tokens=2048`.
 """
 
 from __future__ import annotations
@@ -89,9 +92,10 @@ class Chat(Workload):
     """Short in, long out, several turns."""
 
     name = "chat"
-    turns: Count = 3
-    input_tokens: Count = 32
-    output_tokens: Count = 64
+    n: Count = 3
+    turns: Count = 2
+    input_tokens: Count = 16
+    output_tokens: Count = 32
 
     def sessions(self, seed: int) -> list[Session]:
         rng = random.Random(f"chat {seed}")
@@ -112,8 +116,9 @@ class Document(Workload):
     """Long in, short out: one question about one document."""
 
     name = "document"
-    input_tokens: Count = 768
-    output_tokens: Count = 24
+    n: Count = 3
+    input_tokens: Count = 384
+    output_tokens: Count = 12
 
     def sessions(self, seed: int) -> list[Session]:
         rng = random.Random(f"document {seed}")
@@ -133,11 +138,11 @@ class Agents(Workload):
 
     name = "agents"
     n: Count = 2
-    branches: Count = 4
-    rounds: Count = 2
-    shared_tokens: Count = 512
-    task_tokens: Count = 64
-    output_tokens: Count = 32
+    branches: Count = 2
+    rounds: Count = 1
+    shared_tokens: Count = 192
+    task_tokens: Count = 32
+    output_tokens: Count = 16
     load: Load = Load(concurrency=2)
 
     def sessions(self, seed: int) -> list[Session]:

@@ -126,6 +126,9 @@ def test_a_broken_trace_names_its_line(tmp_path, capsys):
     (tmp_path / "t.jsonl").write_text('{"prompt": "fine"}\n{"prompt": \n')
     assert bench(["workload=prompts", "path=t.jsonl"]) == 2
     assert "t.jsonl:2 is broken" in capsys.readouterr().err
+    assert ablate(["workload=prompts", "path=t.jsonl", "output=out"]) == 2
+    assert "t.jsonl:2 is broken" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "nothing was started"
 
 
 def test_errors_of_a_target_are_kept_and_told(stub, tmp_path, capsys):
