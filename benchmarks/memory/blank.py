@@ -20,15 +20,17 @@ TOKEN_BYTES = 2 * 2 * 4
 
 
 class BlankModel:
-    """One layer that is never run; after any token, token 0 or 1 is best, by chance."""
+    """One layer that is never run, and one with a window if there is one; after any token, token 0 or 1 is best, by
+    chance."""
 
-    groups = (KVGroup("full", (0,), 2, 1, 1),)
-    layers = (LayerSpec(0, 0, 2, 2, 1, 1, 1.0),)
     dtype, vocab_size, tokenizer_vocab, max_positions = torch.float32, VOCAB, None, 1 << 20
     eos_token_ids = ()
     weight_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
+        windows = (None, window) if window else (None,)
+        self.groups = [KVGroup(f"{w or 'full'}", (layer,), 2, 1, 1, w) for layer, w in enumerate(windows)]
+        self.layers = [LayerSpec(layer, layer, 2, 2, 1, 1, 1.0, w) for layer, w in enumerate(windows)]
         self._chance = torch.Generator().manual_seed(0)
 
     def forward(self, batch: Batch, attend: Any) -> Tensor:
@@ -39,9 +41,14 @@ class BlankModel:
 
 
 def blank_engine(
-    parts: Mapping[str, Any], *, kv_tokens: int, max_model_len: int = 2048, max_waiting: int = 100_000
+    parts: Mapping[str, Any],
+    *,
+    kv_tokens: int,
+    max_model_len: int = 2048,
+    max_waiting: int = 100_000,
+    window: int | None = None,
 ) -> Engine:
-    """`parts` as in a recipe."""
+    """`parts` as in a recipe; `kv_tokens` of one layer."""
     recipe = Recipe.model_validate({
         "name": "blank",
         "model": {},
@@ -50,7 +57,7 @@ def blank_engine(
         "engine": {"max_model_len": max_model_len, "max_waiting": max_waiting, "threads": 1, "seed": 0},
     })
     registry = recipe.registry()
-    return assemble(recipe, resolve(recipe, registry), registry, BlankModel())  # type: ignore[arg-type]
+    return assemble(recipe, resolve(recipe, registry), registry, BlankModel(window))  # type: ignore[arg-type]
 
 
 def request(id: str, prompt: Sequence[int], max_tokens: int | None = None) -> Request:

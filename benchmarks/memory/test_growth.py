@@ -30,6 +30,7 @@ POOLS = (1_000, 10_000, 100_000, 1_000_000)
 MEMORIES = {
     "hash": {"prefix_cache": {"name": "hash", "eviction": "lru"}},
     "radix": {"prefix_cache": {"name": "radix", "eviction": "lru"}},
+    "radix, and a window": {"prefix_cache": {"name": "radix", "eviction": "lru"}},
     "no cache, paged": {},
     "no cache, contiguous": {"kv_allocator": {"name": "contiguous", "fit": "best", "page_size": 16}},
 }
@@ -39,12 +40,12 @@ NOISE = 3.0
 FOUND: dict[tuple[str, str, int], float] = {}
 
 
-def engine_of(parts: dict, n_pages: int) -> Engine:
+def engine_of(parts: dict, n_pages: int, window: int | None = None) -> Engine:
     base = {
         "kv_allocator": {"name": "paged", "page_size": PAGE},
         "scheduler": {"name": "continuous", "max_running": RUNNING, "token_budget": 2048},
     }
-    return blank_engine({**base, **parts}, kv_tokens=n_pages * PAGE, max_model_len=65_536)
+    return blank_engine({**base, **parts}, kv_tokens=n_pages * PAGE, max_model_len=65_536, window=window)
 
 
 def asks(seed: int = 0):
@@ -94,10 +95,10 @@ def test_queue(benchmark, scheduler, n_waiting):
     FOUND["queue", scheduler, n_waiting] = benchmark.pedantic(once, rounds=1)
 
 
-def fill(engine: Engine, n_pages: int) -> None:
+def fill(engine: Engine) -> None:
     """Leave a prefix cache full of prompts that nobody asks for again."""
-    source, long = random.Random(2), 512
-    for number in range(n_pages // long + 1):
+    source, long = random.Random(2), 256
+    for number in range(engine.memory.groups[0].n_pages // long + 1):
         engine.add(request(f"fill-{number}", source.choices(range(2, VOCAB), k=long * PAGE - 8), 1))
         while engine.has_work:
             engine.step()
@@ -107,9 +108,9 @@ def fill(engine: Engine, n_pages: int) -> None:
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_pool(benchmark, memory, n_pages):
     def once() -> float:
-        engine = engine_of(MEMORIES[memory], n_pages)
+        engine = engine_of(MEMORIES[memory], n_pages, 128 if "window" in memory else None)
         if "prefix_cache" in MEMORIES[memory]:
-            fill(engine, n_pages)
+            fill(engine)
         return quietly(lambda: micros_a_sequence(engine, 2 * RUNNING))
 
     FOUND["pool", memory, n_pages] = benchmark.pedantic(once, rounds=1)

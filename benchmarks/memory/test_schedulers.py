@@ -132,9 +132,9 @@ def test_schedulers(benchmark, results):
     results.show(
         "Schedulers under a mixed load",
         rows,
-        f"{SHORT} chats and {LONG} prompts of {DOCUMENT} tokens within {SECONDS:g} s, outputs of 16 to 40 tokens; at most "
-        f"{MAX_RUNNING} run, {TOKEN_BUDGET} tokens a step; medians of {ROUNDS} interleaved rounds. `prompts whole`: "
-        "chunked_prefill off, so that running answers wait until a prompt is done.",
+        f"{SHORT} chats and {LONG} prompts of {DOCUMENT} tokens within {SECONDS:g} s, outputs of 16 to 40 tokens; at "
+        f"most {MAX_RUNNING} run, {TOKEN_BUDGET} tokens a step; medians of {ROUNDS} interleaved rounds. "
+        "`prompts whole`: chunked_prefill off, so that running answers wait until a prompt is done.",
     )
     by_arm = {row["scheduler"]: row for row in rows}
     assert by_arm["continuous, prompts whole"]["ITL max ms"] > 2 * by_arm["continuous"]["ITL max ms"]
