@@ -195,7 +195,8 @@ def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | N
         allocator, pool = pages.allocator.host, pages.pool
         if allocator is None:
             return None
-        behind = Pool(pool.group, index, allocator.n_pages, pool.page_size, pool.quantizer, dtype)
+        pinned = pool.device.type == "cuda"
+        behind = Pool(pool.group, index, allocator.n_pages, pool.page_size, pool.quantizer, dtype, pinned=pinned)
         host.append(Pages(allocator, behind, pages.label, clock))
     return HostTier(device, host)
 

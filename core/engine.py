@@ -198,6 +198,7 @@ class Engine:
     def _run(self, rows: list[Row]) -> None:
         """Compute, verify and commit. If that fails, each row is tried alone, to end only those at fault."""
         try:
+            self.memory.settle()
             batch = self.runner.prepare(rows)
             with self.clock.span("model"):
                 hidden, logits = self.runner.run(batch, rows)
@@ -391,10 +392,10 @@ class Engine:
             return
         lost = seq.num_computed
         self._part_from_followers(seq)
-        kept = self.memory.swap_out(seq) if self.limits.swap else 0
+        kept = self._swap_out(seq) if self.limits.swap else 0
         if not kept:
             self._remember(seq)
-            self.memory.release(seq)
+            self._release(seq)
         self.running.remove(seq)
         seq.state = State.WAITING
         seq.draft = NO_DRAFT
@@ -405,6 +406,16 @@ class Engine:
         self.counters.preemptions += 1
         self.counters.swaps += kept > 0
         self.observers.call("on_preempted", id=seq.request.id, index=seq.index, computed_tokens=lost - kept)
+
+    def _swap_out(self, seq: Seq) -> int:
+        try:
+            return self.memory.swap_out(seq)
+        except Exception as error:
+            log.error("%s", self._told(self.labels["kv_allocator"], error))
+            return 0
+
+    def _release(self, seq: Seq) -> None:
+        self._guarded(self.labels["kv_allocator"], partial(self.memory.release, seq))
 
     # --- the life of a sequence -----------------------------------------------------------------------------------
 
@@ -462,8 +473,12 @@ class Engine:
             self._fail(seq, self._told(self.labels["prefix_cache"], error))
             return False
         for sibling in self._unforked.pop(seq.request.id, ()):
-            self.memory.fork(seq, sibling)
-            self._wait(sibling)
+            try:
+                self.memory.fork(seq, sibling)
+            except Exception as error:
+                self._fail(sibling, self._told(self.labels["kv_allocator"], error))
+            else:
+                self._wait(sibling)
         return True
 
     def _kept(self, seq: Seq, tokens: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
@@ -521,7 +536,7 @@ class Engine:
         if error is None:
             self._remember(seq)
         self._part_from_followers(seq)
-        self.memory.release(seq)
+        self._release(seq)
         self._events.append(self._event(seq, tokens, logprobs, reason, stop, error))
         self.counters.finished[reason] += 1
         seconds = time.monotonic() - seq.arrival

@@ -45,7 +45,8 @@ class LayerKV:
 
 
 class Pool:
-    """The stores of one KV group: `n_pages` pages of `page_size` tokens in each of its layers."""
+    """The stores of one KV group: `n_pages` pages of `page_size` tokens in each of its layers. `pinned`: in host memory
+    that a CUDA device copies from and to by itself."""
 
     def __init__(
         self,
@@ -56,15 +57,16 @@ class Pool:
         quantizer: KVQuantizer,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        pinned: bool = False,
     ) -> None:
         self.group = group
         self.n_pages = n_pages
         self.page_size = page_size
         self.quantizer = quantizer
+        self.device = torch.device(device)
         self.format = quantizer.format(group, page_size, dtype)
         self.layers = {
-            layer: LayerKV(group, index, self.format, quantizer, _allocate(self.format, n_pages, page_size, device))
-            for layer in group.layers
+            layer: LayerKV(group, index, self.format, quantizer, self._storage(pinned)) for layer in group.layers
         }
 
     @property
@@ -79,14 +81,23 @@ class Pool:
             for name in names:
                 layer.storage[name][target].copy_(layer.storage[name][source])
 
-
     def copy_to(self, pages: Sequence[int], other: Pool, targets: Sequence[int]) -> None:
-        """Copy pages to a pool of the same group and format, in every layer."""
+        """Copy pages to a pool of the same group and format, in every layer: to pinned memory and from it without
+        waiting for the device."""
         names = [field.name for field in self.format.fields if field.per != "pool"]
-        source, target = torch.tensor(pages, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
+        runs = _runs(pages, targets)
         for layer, here in self.layers.items():
             for name in names:
-                other.layers[layer].storage[name][target] = here.storage[name][source]
+                source, target = here.storage[name], other.layers[layer].storage[name]
+                for first, to, n in runs:
+                    target[to : to + n].copy_(source[first : first + n], non_blocking=True)
+
+    def _storage(self, pinned: bool) -> dict[str, Tensor]:
+        leading = {"token": (self.n_pages, self.page_size), "page": (self.n_pages,), "pool": ()}
+        return {
+            field.name: _zeros((*leading[field.per], *field.shape), field.dtype, self.device, pinned)
+            for field in self.format.fields
+        }
 
 
 def page_bytes(group: KVGroup, format: KVFormat, page_size: int) -> int:
@@ -130,9 +141,16 @@ def window_pages(window: int, step_tokens: int, page_size: int) -> int:
     return -(-(window - 1 + step_tokens) // page_size) + 1
 
 
-def _allocate(format: KVFormat, n_pages: int, page_size: int, device: torch.device | str) -> dict[str, Tensor]:
-    leading = {"token": (n_pages, page_size), "page": (n_pages,), "pool": ()}
-    return {field.name: _zeros((*leading[field.per], *field.shape), field.dtype, device) for field in format.fields}
+def _runs(pages: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Page by page copies, as (first page, first target, how many) where both have neighbours in order."""
+    runs: list[tuple[int, int, int]] = []
+    for page, target in zip(pages, targets, strict=True):
+        first, to, n = runs[-1] if runs else (page, target, 0)
+        if (page, target) == (first + n, to + n):
+            runs[-1:] = [(first, to, n + 1)]
+        else:
+            runs.append((page, target, 1))
+    return runs
 
 
 def _field_bytes(field: KVField) -> int:
@@ -140,10 +158,10 @@ def _field_bytes(field: KVField) -> int:
     return nbytes
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> Tensor:
     """Zeros that take memory only where they are written, on a cache line's boundary."""
-    if torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+    if pinned or device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     nbytes = math.prod(shape) * dtype.itemsize
     store = torch.from_numpy(np.zeros(nbytes + CACHE_LINE, dtype=np.uint8))
     start = -store.data_ptr() % CACHE_LINE

@@ -84,17 +84,19 @@ class Memory:
         """Match the prefix and hold pages for all tokens, or as many as a window group may hold. False: no room."""
         if self.tier is not None and seq.id in self.tier.swapped:
             return self._swap_in(seq, self.tier)
-        if seq.id not in self.forks:
+        forked = seq.id in self.forks
+        if not forked:
             self._take_prefix(seq)
         if self._admit_groups(seq):
             return True
-        if seq.id in self.forks:
+        alone = self.groups[0].n_held <= len(self.cached.keys() | seq.tables[0].pages)
+        if forked and not alone:
             return False
         prefix = seq.num_computed
         self.release(seq)
-        if not prefix or self.groups[0].n_held > len(self.cached):
+        if not prefix or not alone:
             return False
-        # nobody will make room: an unbroken run may only fit where the sequence's own cached prefix lies
+        # nobody will make room: an unbroken run may only fit where what the sequence shares lies
         if self._admit_groups(seq):
             return True
         self.release(seq)
@@ -117,11 +119,9 @@ class Memory:
         if self.tier is not None:
             self.tier.drop(seq)
         self._unlock(seq)
-        for pages, table in zip(self.groups, seq.tables, strict=True):
-            pages.free(table.pages)
-            table.pages, table.start = (), 0
         self.forks.pop(seq.id, None)
         seq.num_computed, seq.reduced = 0, False
+        self._free_tables(seq)
 
     def swap_out(self, seq: Sequence) -> int:
         """Move a running sequence to the host tier. How many of its tokens are safe there; 0: it still holds all."""
@@ -138,6 +138,11 @@ class Memory:
         self.tier.swapped[seq.id] = swapped
         return swapped.num_computed
 
+    def settle(self) -> None:
+        """What was copied between two tiers is in place for what is read and written next."""
+        if self.tier is not None:
+            self.tier.copies.wait()
+
     def remember(self, seq: Sequence) -> None:
         """Offer a sequence's whole computed pages to the prefix cache."""
         if self.leads.pending(seq):
@@ -153,7 +158,7 @@ class Memory:
             insertion = self.cache.insert(tokens, table.pages[:n_full], salt)
             self.cache.prioritize(insertion.match, seq.priority)
         self._adopt(seq, insertion.adopted, n_full)
-        self._use_cached_twins(seq, self._checked(insertion.match, tokens, salt))
+        self._use_cached_twins(seq, self._checked(insertion.match, seq))
         self._lock(seq, insertion.match)
 
     def views(self, seq: Sequence) -> list[ContextView]:
@@ -199,7 +204,11 @@ class Memory:
             return 0
         with self._clock.part("prefix_cache", self._cache_label):
             cached = self.cache.peek(seq.tokens, seq.request.cache_salt)
-        return min(cached, self._most_pages(seq) * self.page_size)
+        most = self._most_pages(seq)
+        n_pages = min(cached // self.page_size, most)
+        if self._keeps_idle and self.tier is not None and self.tier.idle:
+            n_pages += self.tier.count(page_digests(seq, most, self.page_size)[n_pages:])
+        return n_pages * self.page_size
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a waiting choice share all that `parent` computed of their common prompt."""
@@ -291,8 +300,9 @@ class Memory:
         for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
             table.start = self._first_needed(pages, seq.num_computed)
             used = match.pages[table.start // self.page_size : n_pages]
-            table.pages = [self._twin(page, index) for page in used]
-            pages.share(table.pages)
+            twins = [self._twin(page, index) for page in used]
+            pages.share(twins)
+            table.pages = twins
         if self._keeps_idle and self.tier is not None and self._may_match(seq):
             self._bring_in(seq, self.tier, n_pages)
 
@@ -300,9 +310,9 @@ class Memory:
         """Go on from the prefix that was matched with pages that left the cache for the host tier."""
         if not tier.idle:
             return
-        digests = list(page_digests(seq.tokens, self._most_pages(seq), self.page_size, seq.request.cache_salt))
+        digests = page_digests(seq, self._most_pages(seq), self.page_size)
         found = tier.take(digests[n_pages:])
-        targets = [self._fresh(pages, len(found)) for pages in self.groups] if found else []
+        targets = [self._fresh(seq, pages, len(found)) for pages in self.groups] if found else []
         wanted = [target for target in targets if target is not None]
         if len(wanted) < len(targets):
             tier.put_back(found)
@@ -315,9 +325,9 @@ class Memory:
             tier.bring_in(found, wanted)
         seq.num_computed += len(found) * self.page_size
 
-    def _fresh(self, pages: Pages, n: int) -> list[int] | None:
+    def _fresh(self, seq: Sequence, pages: Pages, n: int) -> list[int] | None:
         n_tokens = n * self.page_size
-        return self._with_room(pages, n_tokens, lambda: pages.allocate(n_tokens, n_tokens))
+        return self._with_room(seq, pages, n_tokens, lambda: pages.allocate(n_tokens, n_tokens))
 
     def _swap_in(self, seq: Sequence, tier: HostTier) -> bool:
         """Pages for all tokens of a preempted sequence again, and in them what lies in the host tier."""
@@ -333,11 +343,14 @@ class Memory:
             if not seq.reduced:
                 self.leads.enter(seq)
             return True
-        for pages, table in zip(self.groups, seq.tables, strict=True):
-            pages.free(table.pages)
-            table.pages, table.start = (), 0
         seq.num_computed = 0
+        self._free_tables(seq)
         return False
+
+    def _free_tables(self, seq: Sequence) -> None:
+        for pages, table in zip(self.groups, seq.tables, strict=True):
+            held, table.pages, table.start = table.pages, (), 0
+            pages.free(held)
 
     def _follow(self, seq: Sequence, n_cached: int) -> bool:
         """Share what a running sequence computes of this one's prefix, if that is more than is cached."""
@@ -365,17 +378,17 @@ class Memory:
         for pages, held, table in zip(self.groups, source.tables, seq.tables, strict=True):
             table.start = self._first_needed(pages, n_tokens)
             shift = held.start // self.page_size
-            table.pages = held.pages[table.start // self.page_size - shift : last - shift]
-            pages.share(table.pages)
+            shared = held.pages[table.start // self.page_size - shift : last - shift]
+            pages.share(shared)
+            table.pages = shared
         seq.num_computed = n_tokens
 
     def _match(self, seq: Sequence) -> Match:
         if not self._may_match(seq):
             return Match(())
-        salt = seq.request.cache_salt
         with self._clock.part("prefix_cache", self._cache_label):
-            match = self.cache.match(seq.tokens, salt)
-        self._checked(match, seq.tokens, salt)
+            match = self.cache.match(seq.tokens, seq.request.cache_salt)
+        self._checked(match, seq)
         for page in match.pages:
             self._touch_window(page)
         return match
@@ -430,7 +443,7 @@ class Memory:
         if need <= 0:
             return True
         bound = max(need, self._bound(pages, seq.max_total) - have)
-        more = self._with_room(pages, need, lambda: pages.allocate(need, bound))
+        more = self._with_room(seq, pages, need, lambda: pages.allocate(need, bound))
         if more is None:
             return False
         table.append(more)
@@ -451,10 +464,11 @@ class Memory:
         position = (seq.num_computed - table.start) // self.page_size
         if position >= len(table) or pages.references[table.pages[position]] == 1:
             return True
-        copy = self._with_room(pages, self.page_size, lambda: pages.allocate(self.page_size, self.page_size))
+        copy = self._with_room(seq, pages, self.page_size, lambda: pages.allocate(self.page_size, self.page_size))
         if copy is None:
             return False
         shared = table.pages[position]
+        self.settle()
         pages.pool.copy(shared, copy[0])
         table.replace(position, copy[0])
         pages.free([shared, *copy[1:]])
@@ -473,7 +487,7 @@ class Memory:
             more = pages.extend(table.pages, need)
             return pages.allocate(missing, missing) if more is None and pages.window is not None else more
 
-        more = self._with_room(pages, missing, grow)
+        more = self._with_room(seq, pages, missing, grow)
         if more is None:
             return False
         table.append(more)
@@ -501,14 +515,16 @@ class Memory:
 
     # --- making room ----------------------------------------------------------------------------------------------
 
-    def _with_room(self, pages: Pages, n_tokens: int, allocate: Callable[[], list[int] | None]) -> list[int] | None:
-        """Allocate, giving up cached pages, then the shared pages of waiting forks, until there is room."""
+    def _with_room(
+        self, seq: Sequence, pages: Pages, n_tokens: int, allocate: Callable[[], list[int] | None]
+    ) -> list[int] | None:
+        """Allocate for `seq`, giving up cached pages, then what other waiting forks share, until there is room."""
         while True:
             more = allocate()
             if more is not None:
                 return more
             missing = max(1, -(-n_tokens // self.page_size) - pages.allocator.n_free)
-            if not (self._strip_window(pages, missing) or self._evict(missing) or self._drop_fork()):
+            if not (self._strip_window(pages, missing) or self._evict(missing) or self._drop_fork(seq)):
                 return None
 
     def _evict(self, n_pages: int) -> int:
@@ -546,11 +562,11 @@ class Memory:
                     break
         return stripped
 
-    def _drop_fork(self) -> int:
-        for seq in list(self.forks.values()):
-            self.release(seq)
-            return 1
-        return 0
+    def _drop_fork(self, but: Sequence) -> bool:
+        other = next((fork for fork in self.forks.values() if fork is not but), None)
+        if other is not None:
+            self.release(other)
+        return other is not None
 
     def _touch_window(self, page: int) -> None:
         if page in self._window_pages:
@@ -560,7 +576,7 @@ class Memory:
 
     def _adopt(self, seq: Sequence, adopted: Iterable[int], n_full: int) -> None:
         places = {page: position for position, page in enumerate(seq.tables[0].pages[:n_full])}
-        digests = list(page_digests(seq.tokens, n_full, self.page_size, seq.request.cache_salt))
+        digests = page_digests(seq, n_full, self.page_size)
         for page in adopted:
             if page not in places or page in self.cached:
                 raise PartFault(f"{self._cache_label} adopted page {page}, which was not offered or is cached already")
@@ -589,11 +605,14 @@ class Memory:
                     pages.free([own])
                     table.replace(position - table.start // self.page_size, twin)
 
-    def _checked(self, match: Match, tokens: list[int], salt: str) -> Match:
-        """PartFault unless every page of the match is cached for these very tokens under this salt."""
+    def _checked(self, match: Match, seq: Sequence) -> Match:
+        """PartFault unless every page of the match is cached for this sequence's very tokens and salt."""
         if not isinstance(match, Match):
             raise PartFault(f"{self._cache_label} returned a {type(match).__name__} where a Match belongs")
-        for page, digest in zip(match.pages, page_digests(tokens, len(match.pages), self.page_size, salt), strict=True):
+        n_pages = len(match.pages)
+        if n_pages > seq.num_tokens // self.page_size:
+            raise PartFault(f"{self._cache_label} matched {n_pages} pages to {seq.num_tokens} tokens")
+        for page, digest in zip(match.pages, page_digests(seq, n_pages, self.page_size), strict=True):
             entry = self.cached.get(page)
             if entry is None or entry.digest != digest:
                 raise PartFault(f"{self._cache_label} matched page {page} to tokens or a salt that are not its own")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from collections.abc import Sequence as Sequence_
 from hashlib import sha256
 from typing import Literal
 
@@ -13,12 +11,14 @@ from core.sequence import Sequence
 Sharing = Literal["prefix", "whole", "never"]
 
 
-def page_digests(tokens: Sequence_[int], n_pages: int, page_size: int, salt: str) -> Iterator[bytes]:
-    """For each of the first `n_pages` pages, the digest of the salt and all tokens up to the page's end."""
-    digest = sha256(salt.encode("utf-8", "surrogatepass")).digest()
-    for start in range(0, n_pages * page_size, page_size):
-        digest = sha256(digest + array("q", tokens[start : start + page_size]).tobytes()).digest()
-        yield digest
+def page_digests(seq: Sequence, n_pages: int, page_size: int) -> list[bytes]:
+    """For each of a sequence's first `n_pages` pages, the digest of its salt and all tokens up to the page's end."""
+    known = seq.digests
+    digest = known[-1] if known else sha256(seq.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+    for start in range(len(known) * page_size, n_pages * page_size, page_size):
+        digest = sha256(digest + array("q", seq.tokens[start : start + page_size]).tobytes()).digest()
+        known.append(digest)
+    return known[:n_pages]
 
 
 class Leads:
@@ -42,7 +42,7 @@ class Leads:
         if self._sharing == "never":
             return
         own = []
-        for digest in page_digests(seq.tokens, self._n_whole(seq), self._page_size, seq.request.cache_salt):
+        for digest in page_digests(seq, self._n_whole(seq), self._page_size):
             if self._owners.setdefault(digest, seq) is seq:
                 own.append(digest)
         self._pages[seq.id] = own
@@ -57,7 +57,7 @@ class Leads:
         if not self._owners or most < 1:
             return None, 0
         leader, n_pages, n_whole = None, 0, self._n_whole(seq)
-        for digest in page_digests(seq.tokens, n_whole, self._page_size, seq.request.cache_salt):
+        for digest in page_digests(seq, n_whole, self._page_size):
             owner = self._owners.get(digest)
             if owner is None:
                 break

@@ -72,6 +72,7 @@ class Sequence:
         "arrival",
         "cached_tokens",
         "client",
+        "digests",
         "draft",
         "first_token_at",
         "id",
@@ -112,6 +113,7 @@ class Sequence:
         self.reduced = False
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.sampler: Any = None
+        self.digests: list[bytes] = []  # of its whole pages, as far as core.prefixes needed them
 
     @property
     def num_tokens(self) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
+from itertools import takewhile
 
+from core.copies import copies_of
 from core.pages import Pages
 from core.sequence import Sequence
 from core.types import PartFault
@@ -21,7 +24,8 @@ class Swapped:
 
 
 class HostTier:
-    """Copies pages out and back in. Idle prefixes give way to preempted sequences, the least recently kept first."""
+    """Copies pages out and back in. Idle prefixes give way to preempted sequences, the least recently kept first.
+    `copies.wait` comes before the device's pages are read or written again."""
 
     def __init__(self, device: list[Pages], host: list[Pages]) -> None:
         self.device = device
@@ -29,8 +33,9 @@ class HostTier:
         self.page_size = device[0].page_size
         self.swapped: dict[str, Swapped] = {}
         self.idle: OrderedDict[bytes, list[int]] = OrderedDict()
-        self.pages_out = 0
-        self.pages_in = 0
+        self.pages_out = [0] * len(device)
+        self.pages_in = [0] * len(device)
+        self.copies = copies_of(device[0].pool)
         self._self_contained = not any(
             field.per == "pool" for pages in device for field in pages.pool.format.fields
         )
@@ -47,9 +52,8 @@ class HostTier:
         taken = self._allocate(counts)
         if taken is None:
             return None
-        for pages, host, table, target in zip(self.device, self.host, seq.tables, taken, strict=True):
-            pages.pool.copy_to(table.pages[: len(target)], host.pool, target)
-        self.pages_out += sum(counts)
+        for index, (table, target) in enumerate(zip(seq.tables, taken, strict=True)):
+            self._out(index, table.pages[: len(target)], target)
         return Swapped(n_tokens, taken, [table.start for table in seq.tables])
 
     def give_up(self, swapped: Swapped | None) -> None:
@@ -60,10 +64,8 @@ class HostTier:
     def copy_in(self, seq: Sequence) -> None:
         """Fill the pages that a sequence holds again, and free those here."""
         swapped = self.swapped.pop(seq.id)
-        for pages, host, table, source in zip(self.device, self.host, seq.tables, swapped.tables, strict=True):
-            host.pool.copy_to(source, pages.pool, table.pages[: len(source)])
-            host.free(source)
-            self.pages_in += len(source)
+        for index, (table, source) in enumerate(zip(seq.tables, swapped.tables, strict=True)):
+            self._in(index, source, table.pages[: len(source)])
 
     def drop(self, seq: Sequence) -> None:
         """Free what lies here of a sequence, if anything does."""
@@ -77,9 +79,8 @@ class HostTier:
         taken = self._allocate([1] * len(pages))
         if taken is None:
             return
-        for group, host, page, target in zip(self.device, self.host, held, taken, strict=True):
-            group.pool.copy_to([page], host.pool, target)
-        self.pages_out += len(held)
+        for index, (page, target) in enumerate(zip(held, taken, strict=True)):
+            self._out(index, [page], target)
         self.idle[digest] = [target[0] for target in taken]
 
     def take(self, digests: Iterable[bytes]) -> list[tuple[bytes, list[int]]]:
@@ -92,6 +93,10 @@ class HostTier:
             found.append((digest, pages))
         return found
 
+    def count(self, digests: Iterable[bytes]) -> int:
+        """How many idle pages `digests` begin with."""
+        return sum(1 for _ in takewhile(self.idle.__contains__, digests))
+
     def put_back(self, found: list[tuple[bytes, list[int]]]) -> None:
         """Undo `take`. What has come to lie here meanwhile stays."""
         for digest, pages in found:
@@ -102,11 +107,8 @@ class HostTier:
 
     def bring_in(self, found: list[tuple[bytes, list[int]]], targets: list[list[int]]) -> None:
         """Copy what `take` gave to device pages `targets`, by group, and free it here."""
-        for index, (group, host) in enumerate(zip(self.device, self.host, strict=True)):
-            source = [pages[index] for _, pages in found]
-            host.pool.copy_to(source, group.pool, targets[index])
-            host.free(source)
-            self.pages_in += len(source)
+        for index, target in enumerate(targets):
+            self._in(index, [pages[index] for _, pages in found], target)
 
     def forget_idle(self) -> None:
         while self.idle:
@@ -134,9 +136,21 @@ class HostTier:
             "host_pages": host.n_pages,
             "host_held": host.n_held - len(self.idle),
             "host_cached": len(self.idle),
-            "host_bytes": host.n_pages * size,
+            "host_total_bytes": host.n_pages * size,
             "host_used_bytes": host.n_held * size,
+            "host_pages_out": self.pages_out[index],
+            "host_pages_in": self.pages_in[index],
         }
+
+    def _out(self, index: int, pages: Sequence_[int], targets: Sequence_[int]) -> None:
+        self.copies.copy(self.device[index].pool, pages, self.host[index].pool, targets)
+        self.pages_out[index] += len(pages)
+
+    def _in(self, index: int, pages: Sequence_[int], targets: Sequence_[int]) -> None:
+        """Copy pages to the device and free them here."""
+        self.copies.copy(self.host[index].pool, pages, self.device[index].pool, targets)
+        self.host[index].free(pages)
+        self.pages_in[index] += len(pages)
 
     def _allocate(self, counts: list[int]) -> list[list[int]] | None:
         """So many pages in each group, or none in any."""

@@ -28,7 +28,11 @@ AXES = {
     "page_size": [1, 4, 16],
     "budget": [5, 16, 64],
     "kv_tokens": [176, 1024],
+    "preemption": ["swap", "recompute"],
+    "chunked_prefill": [True, False],
 }
+EVICTIONS = itertools.cycle(_lossless("prefix_cache.eviction"))
+"""What goes first can only change what is computed again: each policy in some rows will do."""
 
 
 def all_pairs(axes: dict[str, list]) -> list[dict]:
@@ -49,7 +53,7 @@ def all_pairs(axes: dict[str, list]) -> list[dict]:
         seed = next(iter(sorted(pairs, key=repr)))
         best |= dict(seed)
         pairs = {pair for pair in pairs if not pair <= set(best.items())}
-        rows.append(best)
+        rows.append({**best, "eviction": next(EVICTIONS)})
     return rows
 
 
@@ -72,7 +76,9 @@ def _reference(kind: str) -> list[list[int]]:
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("row", all_pairs(AXES), ids=lambda row: "-".join(map(str, row.values())))
 def test_greedy_output_is_the_same_for_every_pair_of_parts(row: dict, kind: str) -> None:
-    engine = toy_engine(_model(kind), **row)
+    parts = {name: value for name, value in row.items() if name not in ("preemption", "chunked_prefill")}
+    options = {"scheduler": {name: row[name] for name in row.keys() - parts.keys()}}
+    engine = toy_engine(_model(kind), **parts, options=options)
     assert generate(engine, PROMPTS + SHARED, max_tokens=24) == _reference(kind)
     again = generate(engine, (PROMPTS + SHARED)[::-1], max_tokens=24)[::-1]
     assert again == _reference(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,21 +34,30 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         model=st.sampled_from([0, 1]),
         allocator=st.sampled_from(Registry().names("kv_allocator")),
-        scheduler=st.sampled_from(["static", "continuous"]),
-        cache=st.sampled_from(["none", "hash", "radix"]),
-        reduction=st.sampled_from(["none", "none", "sink_window", "h2o", "snapkv"]),
+        scheduler=st.sampled_from(Registry().names("scheduler")),
+        preemption=st.sampled_from(["swap", "recompute"]),
+        cache=st.sampled_from(Registry().names("prefix_cache")),
+        eviction=st.sampled_from(Registry().names("prefix_cache.eviction")),
+        kv=st.sampled_from(["none", "none", "int8", "int4"]),
+        reduction=st.one_of(st.just("none"), st.sampled_from(Registry().names("context_reduction"))),
         drafter=st.sampled_from(["none", "ngram"]),
         page_size=st.sampled_from([1, 4, 16]),
         budget=st.sampled_from([3, 16]),
         kv_tokens=st.sampled_from([96, 160, 400]),
     )
-    def start(self, model: int, reduction: str, **parts: object) -> None:
+    def start(self, model: int, reduction: str, preemption: str, kv: str, **parts: Any) -> None:
         self.model = model
-        self.lossless = reduction == "none"
+        self.lossless = reduction == kv == "none"
         small = {"sink_window": {"sinks": 1, "window": 8}, "h2o": {"recent": 6, "heavy": 4}, "snapkv": {"budget": 8}}
-        options = {"context_reduction": small.get(reduction, {})}
-        engine = toy_engine(MODELS[model], reduction=reduction, options=options, **parts, max_model_len=64)  # type: ignore
-        self.engine = engine
+        options = {"context_reduction": small.get(reduction, {}), "scheduler": {"preemption": preemption}}
+        parts["kv_tokens"] = {
+            "none": parts["kv_tokens"],
+            "int8": parts["kv_tokens"] // 3,
+            "int4": parts["kv_tokens"] // 4 + 13 * parts["page_size"],  # what its tails take, whatever the pages
+        }[kv]
+        self.engine = toy_engine(
+            MODELS[model], reduction=reduction, kv=kv, options=options, **parts, max_model_len=64
+        )
         self.live: dict[str, tuple[tuple[int, ...], int, str]] = {}
         self.events: list = []
         self.aborted: set[str] = set()
@@ -58,9 +68,11 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         n=st.sampled_from([1, 1, 3]),
         salt=st.sampled_from(["", "a"]),
+        priority=st.integers(0, 2),
     )
-    def add(self, shared: int, tail: list[int], max_tokens: int, n: int, salt: str) -> None:
-        item = request(STEM[:shared] + tail, max_tokens=max_tokens, n=n, salt=salt)
+    def add(self, shared: int, tail: list[int], max_tokens: int, n: int, salt: str, priority: int) -> None:
+        prompt, client = STEM[:shared] + tail, "ab"[priority % 2]
+        item = request(prompt, max_tokens=max_tokens, n=n, salt=salt, priority=priority, client=client)
         try:
             self.engine.add(item)
         except InvalidRequest as error:
@@ -85,7 +97,9 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.engine.running))
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        self.engine.preempt(data.draw(st.sampled_from(list(self.engine.running))))
+        seq = data.draw(st.sampled_from(list(self.engine.running)))
+        self.engine.preempt(seq)
+        self.engine.scheduler.added(seq)  # as a scheduler that preempts tells itself
 
     @rule()
     def flush(self) -> None:

@@ -194,3 +194,57 @@ def test_hits_are_counted_once_however_long_a_sequence_waits(cache: str) -> None
 def test_too_little_memory_is_told_with_all_that_a_page_takes() -> None:
     with pytest.raises(RecipeError, match=r"4,096 bytes, but a page of 4 tokens takes [\d,]+ beside [\d,]+ for all"):
         toy_engine(kv="int4", kv_tokens=16)
+
+
+def _waiting_forks():
+    """Two choices that wait, holding pages of the prompt that the first one has computed, and no page is free."""
+    engine = toy_engine(scheduler="static", running=2, kv_tokens=68, budget=64)
+    engine.add(request(PROMPTS[0][:17], id="a", n=3, max_tokens=30))
+    engine.add(request(PROMPTS[1], id="other", max_tokens=2))
+    while engine.stats()["kv"]["full"]["free"] > 2 or len(engine.memory.forks) < 2:
+        engine.step()
+    free = engine.memory.groups[0].allocate(engine.memory.groups[0].allocator.n_free * 4, 0)
+    return engine, [seq for seq in engine.waiting if seq.id in engine.memory.forks], free
+
+
+def test_a_fork_is_not_dropped_for_itself() -> None:
+    engine, (one, other), taken = _waiting_forks()
+    assert not engine.memory.admit(one)
+    assert list(engine.memory.forks) == [one.id] and one.num_computed == 16
+    assert len(one.tables[0].pages) == 4 and not other.tables[0].pages
+    engine.memory.groups[0].free(taken)
+    engine.check()
+    assert len(outputs(drain(engine))["a", 1]) == 30
+
+
+def test_a_fork_that_only_fits_where_its_own_pages_lie_starts_over() -> None:
+    prompt = PROMPTS[0][:9]
+    engine = toy_engine(allocator="contiguous", running=1, kv_tokens=48, max_model_len=40)
+    engine.add(request([1, 2, 3], id="before", max_tokens=4))
+    engine.add(request(prompt, id="a", n=2, max_tokens=28))
+    expected = generate(toy_engine(), [prompt], max_tokens=28)[0]
+    found = outputs(drain(engine, steps=200))
+    assert found["a", 0] == found["a", 1] == expected
+
+
+@pytest.mark.parametrize("verb", ["share", "free"])
+def test_an_allocator_that_raises_ends_those_it_concerns_only(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine(cache="none", budget=64)
+    expected = generate(toy_engine(), [PROMPTS[1]], max_tokens=20)[0]
+    engine.add(request(PROMPTS[1], id="neighbour", max_tokens=20))
+    engine.add(request(PROMPTS[0][:18], id="a", n=2, max_tokens=6))
+    allocator = engine.memory.groups[0].allocator
+    right = getattr(allocator, verb)
+    monkeypatch.setattr(allocator, verb, lambda pages: 1 / 0 if len(pages) > 1 else right(pages))
+    events = []
+    for _ in range(12):
+        events += engine.step()
+    monkeypatch.undo()
+    events += drain(engine, check=False)
+    assert outputs(events)["neighbour", 0] == expected
+    errors = {(event.id, event.index): event.error for event in events if event.error}
+    if verb == "share":
+        assert list(errors) == [("a", 1)] and "'paged'" in errors["a", 1] and "ZeroDivisionError" in errors["a", 1]
+        engine.check()
+    else:
+        assert not errors and len(outputs(events)["a", 1]) == 6

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from core.copies import copies_of
+from core.kv import Pool
 from tests.engine.toy import VOCAB, ToyModel, drain, generate, outputs, request, toy_engine
 
 PROMPTS = [[(3 * i + 11 * n) % VOCAB for i in range(30)] for n in range(6)]
@@ -128,3 +130,94 @@ def test_a_salt_keeps_its_pages_to_itself_in_the_host_too():
     engine.memory.flush()
     engine.add(request(PROMPTS[0], id="after", salt="a", max_tokens=1))
     assert [event.cached_tokens for event in drain(engine)] == [0]
+
+
+def _idle_conversation():
+    """An engine whose first conversation has gone to the host tier, and what that conversation goes on with."""
+    engine = _engine(cache="radix", kv_tokens=120)
+    answer = generate(engine, [PROMPTS[0]], max_tokens=20)[0]
+    for other in PROMPTS[1:]:
+        generate(engine, [other], max_tokens=20)
+    return engine, [*PROMPTS[0], *answer, 1, 2, 3]
+
+
+def test_a_scheduler_is_told_of_idle_pages_and_callers_of_what_they_saved():
+    engine, follow_up = _idle_conversation()
+    assert not engine.memory.cache.match(follow_up, "").pages
+    engine.add(request(follow_up, id="again", max_tokens=2))
+    told = engine.memory.cached_tokens(engine.waiting[0])
+    events = drain(engine)
+    assert told == events[0].cached_tokens == 48
+    assert engine.stats()["cached_tokens"] >= 48
+
+
+def test_host_figures_add_up():
+    engine, follow_up = _idle_conversation()
+    before = engine.stats()["kv"]["full"]
+    assert before["host_total_bytes"] == before["host_pages"] * before["total_bytes"] // before["pages"]
+    assert before["host_used_bytes"] * before["host_pages"] == before["host_total_bytes"] * before["host_cached"] > 0
+    assert before["host_pages_out"] >= before["host_cached"] and before["host_pages_in"] == 0
+    generate(engine, [follow_up], max_tokens=2)
+    assert engine.stats()["kv"]["full"]["host_pages_in"] == 12
+
+
+@pytest.mark.parametrize("cache", ["none", "radix"])
+def test_no_page_is_read_or_written_before_its_copy_is_waited_for(cache):
+    engine = _engine(cache=cache, kv_tokens=160)
+    expected = generate(_engine(kv_tokens=2048), PROMPTS, max_tokens=50)
+    open_copies = []
+    copies, pool, kernel = engine.memory.tier.copies, engine.memory.groups[0].pool, engine.runner.kernel
+    copy, wait, duplicate, prepare = copies.copy, copies.wait, pool.copy, kernel.prepare
+
+    def copying(*where):
+        open_copies.append(where)
+        copy(*where)
+
+    def waiting():
+        open_copies.clear()
+        wait()
+
+    def settled(call):
+        def checked(*args):
+            assert not open_copies
+            return call(*args)
+
+        return checked
+
+    copies.copy, copies.wait = copying, waiting
+    pool.copy, kernel.prepare = settled(duplicate), settled(prepare)
+    assert _preempted(engine, PROMPTS) == expected
+    assert engine.stats()["swaps"] > 0
+
+
+@pytest.mark.parametrize("kv", ["none", "int8"])
+def test_pages_are_copied_run_by_run(kv):
+    memory = _engine(kv=kv, kv_tokens=64).memory
+    device, host = memory.groups[0].pool, memory.tier.host[0].pool
+    for layer in device.layers.values():
+        for tensor in layer.storage.values():
+            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 97)
+    device.copy_to([3, 4, 5, 9, 1], host, [7, 8, 9, 0, 1])
+    for number, layer in device.layers.items():
+        for name, tensor in layer.storage.items():
+            there = host.layers[number].storage[name]
+            assert torch.equal(there[[7, 8, 9, 0, 1]], tensor[[3, 4, 5, 9, 1]])
+            assert not there[[2, 3, 4, 5, 6]].float().any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_copies_to_pinned_memory_and_back():
+    pool = _engine().memory.groups[0].pool
+    device = Pool(pool.group, 0, 64, 4, pool.quantizer, torch.float32, "cuda")
+    host = Pool(pool.group, 0, 64, 4, pool.quantizer, torch.float32, pinned=True)
+    copies = copies_of(device)
+    assert host.layers[0].storage["k"].is_pinned()
+    for round in range(20):
+        stored = device.layers[0].storage["k"]
+        stored.fill_(round)
+        copies.copy(device, range(32), host, range(32, 64))
+        copies.wait()
+        stored.fill_(-1)
+        copies.copy(host, range(32, 64), device, range(32))
+        copies.wait()
+        assert bool((stored[:32] == round).all()) and bool((stored[32:] == -1).all())

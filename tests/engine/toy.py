@@ -75,6 +75,7 @@ def toy_engine(
     allocator: str = "paged",
     scheduler: str = "continuous",
     cache: str = "none",
+    eviction: str = "lru",
     drafter: str = "none",
     reduction: str = "none",
     kv: str = "none",
@@ -100,7 +101,7 @@ def toy_engine(
             "name": scheduler, "max_running": running, "token_budget": budget, **options.get("scheduler", {}),
         },
         "quantizer": {"weights": "none", "kv": kv},
-        "prefix_cache": {"name": cache, **options.get("prefix_cache", {})},
+        "prefix_cache": {"name": cache, "eviction": eviction, **options.get("prefix_cache", {})},
         "drafter": {"name": drafter, "k": k, **options.get("drafter", {})},
         "context_reduction": {"name": reduction, **options.get("context_reduction", {})},
         "memory": {"kv_bytes": kv_tokens * token_bytes},
@@ -114,9 +115,16 @@ def toy_engine(
 _ids = itertools.count()
 
 
-def request(prompt: Sequence[int], id: str | None = None, salt: str = "", priority: int = 0, **params: Any) -> Request:
-    params = {"temperature": 0.0, "max_tokens": 12, **params}
-    return Request(id or f"r{next(_ids)}", tuple(prompt), SamplingParams(**params), time.monotonic(), priority, salt)
+def request(
+    prompt: Sequence[int],
+    id: str | None = None,
+    salt: str = "",
+    priority: int = 0,
+    client: str = "",
+    **params: Any,
+) -> Request:
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **params})
+    return Request(id or f"r{next(_ids)}", tuple(prompt), sampling, time.monotonic(), priority, salt, client)
 
 
 def drain(engine: Engine, check: bool = True, steps: int = 5000) -> list[Event]:
