@@ -9,11 +9,11 @@ counted here beside the allocators, so that a faulty part is found at the call t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequence_
-from dataclasses import dataclass
 
+from core.books import check_conservation, group_stats
+from core.cached import CachedPages
 from core.clock import Clock
 from core.interfaces.context_reduction import ContextView
 from core.interfaces.prefix_cache import PrefixCache, PrefixStats
@@ -22,16 +22,7 @@ from core.pages import Pages
 from core.prefixes import Leads, Sharing, page_digests
 from core.sequence import PageTable, Sequence
 from core.tier import HostTier
-from core.types import InvalidRequest, KVStats, Match, PartFault
-
-
-@dataclass(slots=True)
-class CachedPage:
-    """What the prefix cache keeps with one page of the first group: the same tokens' pages in the other groups, and a
-    digest of salt and tokens up to its end, so that a page is never served for other tokens than its own."""
-
-    digest: bytes
-    others: list[int | None]
+from core.types import InvalidRequest, Match, PartFault
 
 
 class Memory:
@@ -53,18 +44,21 @@ class Memory:
         self.groups = groups
         self.cache = cache
         self.page_size = groups[0].page_size
-        self.cached: dict[int, CachedPage] = {}
         self.forks: dict[str, Sequence] = {}
         self.leads = Leads(self.page_size, sharing)
         self.tier = tier
         self._keeps_idle = tier is not None and sharing == "prefix" and all(pages.window is None for pages in groups)
         self.lookups = PrefixStats()  # of sequences that were admitted: one that waits for room is looked up every step
-        self._cache_label = cache_label
+        self.cached = CachedPages(
+            groups,
+            cache,
+            label=cache_label,
+            clock=clock,
+            on_evicted=on_evicted,
+            leaves=tier.keep if tier is not None and self._keeps_idle else None,
+        )
         self._step_tokens = step_tokens
         self._decode_tokens = decode_tokens
-        self._clock = clock
-        self._on_evicted = on_evicted
-        self._window_pages: OrderedDict[int, None] = OrderedDict()
 
     # --- the verbs ------------------------------------------------------------------------------------------------
 
@@ -89,7 +83,7 @@ class Memory:
             self._take_prefix(seq)
         if self._admit_groups(seq):
             return True
-        alone = self.groups[0].n_held <= len(self.cached.keys() | seq.tables[0].pages)
+        alone = self.groups[0].n_held <= len(self.cached.pages.keys() | seq.tables[0].pages)
         if forked and not alone:
             return False
         prefix = seq.num_computed
@@ -118,7 +112,7 @@ class Memory:
         self.leads.done(seq)
         if self.tier is not None:
             self.tier.drop(seq)
-        self._unlock(seq)
+        self.cached.unlock(seq)
         self.forks.pop(seq.id, None)
         seq.num_computed, seq.reduced = 0, False
         self._free_tables(seq)
@@ -153,13 +147,7 @@ class Memory:
         n_full = min(seq.num_computed // self.page_size, len(table))
         if table.start or seq.reduced or not n_full:
             return
-        salt, tokens = seq.request.cache_salt, seq.tokens[: n_full * self.page_size]
-        with self._clock.part("prefix_cache", self._cache_label):
-            insertion = self.cache.insert(tokens, table.pages[:n_full], salt)
-            self.cache.prioritize(insertion.match, seq.priority)
-        self._adopt(seq, insertion.adopted, n_full)
-        self._use_cached_twins(seq, self._checked(insertion.match, seq))
-        self._lock(seq, insertion.match)
+        self.cached.insert(seq, n_full)
 
     def views(self, seq: Sequence) -> list[ContextView]:
         """What a context reduction may judge of a sequence: each group without a window."""
@@ -191,7 +179,7 @@ class Memory:
         if not seq.reduced:
             seq.reduced = True
             self.leads.leave(seq)
-            self._unlock(seq)
+            self.cached.unlock(seq)
 
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that admission would find computed, at most: a window may need more pages than
@@ -202,10 +190,8 @@ class Memory:
             return self.tier.swapped[seq.id].num_computed
         if not self._may_match(seq):
             return 0
-        with self._clock.part("prefix_cache", self._cache_label):
-            cached = self.cache.peek(seq.tokens, seq.request.cache_salt)
         most = self._most_pages(seq)
-        n_pages = min(cached // self.page_size, most)
+        n_pages = min(self.cached.peek(seq), most)
         if self._keeps_idle and self.tier is not None and self.tier.idle:
             n_pages += self.tier.count(page_digests(seq, most, self.page_size)[n_pages:])
         return n_pages * self.page_size
@@ -219,7 +205,7 @@ class Memory:
 
     def flush(self) -> None:
         """Empty the prefix cache of all that no running sequence has locked."""
-        self._evict(self.cache.n_pages)
+        self.cached.evict(self.cache.n_pages)
         if self.tier is not None:
             self.tier.forget_idle()
 
@@ -229,63 +215,18 @@ class Memory:
         """Pages and bytes by group. `used` counts written tokens once, however many share their page."""
         sequences = list(sequences)
         return {
-            pages.pool.group.name: self._group_stats(index, pages, sequences) for index, pages in enumerate(self.groups)
+            pages.pool.group.name: {
+                **group_stats(index, pages, self.cached, sequences),
+                **(self.tier.stats(index) if self.tier is not None else {}),
+            }
+            for index, pages in enumerate(self.groups)
         }
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Rule of conservation: every reference is a sequence's or the cache's, and the rest is free. PartFault."""
-        held = [[0] * pages.n_pages for pages in self.groups]
-        for seq in sequences:
-            for counts, table in zip(held, seq.tables, strict=True):
-                for page in table.pages:
-                    counts[page] += 1
-        for page, entry in self.cached.items():
-            held[0][page] += 1
-            for counts, other in zip(held[1:], entry.others, strict=True):
-                if other is not None:
-                    counts[other] += 1
-        for pages, counts in zip(self.groups, held, strict=True):
-            name = pages.pool.group.name
-            if counts != pages.references:
-                wrong = next(i for i, (a, b) in enumerate(zip(counts, pages.references, strict=True)) if a != b)
-                raise PartFault(
-                    f"group {name}: page {wrong} has {pages.references[wrong]} references, but {counts[wrong]} holders"
-                )
-            n_free = pages.allocator.n_free
-            if n_free + pages.n_held != pages.n_pages:
-                raise PartFault(f"group {name}: {n_free} free and {pages.n_held} held pages of {pages.n_pages}")
-        if self.cache.n_pages != len(self.cached):
-            raise PartFault(f"{self._cache_label} says it keeps {self.cache.n_pages} pages of {len(self.cached)}")
+        check_conservation(self.groups, self.cached, sequences)
         if self.tier is not None:
             self.tier.check()
-
-    def _group_stats(self, index: int, pages: Pages, sequences: list[Sequence]) -> dict[str, int]:
-        filled: dict[int, int] = {}
-        for seq in sequences:
-            table = seq.tables[index]
-            for position, page in enumerate(table.pages):
-                tokens = min(self.page_size, seq.num_computed - table.start - position * self.page_size)
-                filled[page] = max(filled.get(page, 0), tokens)
-        in_cache = (
-            self.cached
-            if index == 0
-            else [entry.others[index - 1] for entry in self.cached.values() if entry.others[index - 1] is not None]
-        )
-        n_cached = sum(page not in filled for page in in_cache)
-        used_tokens = sum(tokens for tokens in filled.values() if tokens > 0) + n_cached * self.page_size
-        stats: KVStats = pages.allocator.stats(used_tokens)
-        return {
-            "pages": pages.n_pages,
-            "free": pages.allocator.n_free,
-            "held": pages.n_held - n_cached,
-            "cached": n_cached,
-            "total_bytes": stats.total,
-            "used_bytes": stats.used,
-            "reserved_bytes": stats.reserved,
-            "internal_waste_bytes": stats.internal_waste,
-            "external_waste_bytes": stats.external_waste,
-            **(self.tier.stats(index) if self.tier is not None else {}),
-        }
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -293,14 +234,14 @@ class Memory:
         match = self._match(seq)
         n_pages = self._usable(match, self._most_pages(seq))
         if n_pages:
-            self._lock(seq, match)
+            self.cached.lock(seq, match)
         if self._follow(seq, n_pages):
             return
         seq.num_computed = n_pages * self.page_size
         for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
             table.start = self._first_needed(pages, seq.num_computed)
             used = match.pages[table.start // self.page_size : n_pages]
-            twins = [self._twin(page, index) for page in used]
+            twins = [twin for twin in (self.cached.twin(page, index) for page in used) if twin is not None]
             pages.share(twins)
             table.pages = twins
         if self._keeps_idle and self.tier is not None and self._may_match(seq):
@@ -386,12 +327,7 @@ class Memory:
     def _match(self, seq: Sequence) -> Match:
         if not self._may_match(seq):
             return Match(())
-        with self._clock.part("prefix_cache", self._cache_label):
-            match = self.cache.match(seq.tokens, seq.request.cache_salt)
-        self._checked(match, seq)
-        for page in match.pages:
-            self._touch_window(page)
-        return match
+        return self.cached.match(seq)
 
     def _may_match(self, seq: Sequence) -> bool:
         """Logprobs of the prompt need every token's logits, so nothing of it is taken from the cache."""
@@ -410,15 +346,7 @@ class Memory:
 
     def _covered(self, match: Match, n_pages: int, index: int) -> bool:
         first = self._first_needed(self.groups[index], n_pages * self.page_size) // self.page_size
-        return all(self.cached[page].others[index - 1] is not None for page in match.pages[first:n_pages])
-
-    def _twin(self, page: int, index: int) -> int:
-        twin = self._find_twin(page, index)
-        assert twin is not None
-        return twin
-
-    def _find_twin(self, page: int, index: int) -> int | None:
-        return page if index == 0 else self.cached[page].others[index - 1]
+        return all(self.cached.twin(page, index) is not None for page in match.pages[first:n_pages])
 
     def _admit_groups(self, seq: Sequence) -> bool:
         if not all(self._admit_group(seq, index) for index in range(len(self.groups))):
@@ -524,112 +452,14 @@ class Memory:
             if more is not None:
                 return more
             missing = max(1, -(-n_tokens // self.page_size) - pages.allocator.n_free)
-            if not (self._strip_window(pages, missing) or self._evict(missing) or self._drop_fork(seq)):
+            if not self._give_up(seq, pages, missing):
                 return None
 
-    def _evict(self, n_pages: int) -> int:
-        if not self.cache.n_pages:
-            return 0
-        with self._clock.part("prefix_cache", self._cache_label):
-            gone = self.cache.evict(n_pages)
-        for page in gone:
-            entry = self.cached.pop(page, None)
-            if entry is None:
-                raise PartFault(f"{self._cache_label} evicted page {page}, which it did not keep")
-            self._window_pages.pop(page, None)
-            if self._keeps_idle and self.tier is not None:
-                self.tier.keep(entry.digest, [page, *entry.others])
-            self.groups[0].free([page])
-            for pages, other in zip(self.groups[1:], entry.others, strict=True):
-                pages.free([other] if other is not None else [])
-        if gone:
-            self._on_evicted(len(gone))
-        return len(gone)
-
-    def _strip_window(self, pages: Pages, n_pages: int) -> int:
-        """Drop a window group's pages from the least recently used cached prefixes; a match then ends before them."""
-        index = self.groups.index(pages)
-        if index == 0 or pages.window is None:
-            return 0
-        stripped = 0
-        for page in list(self._window_pages):
-            other = self.cached[page].others[index - 1]
-            if other is not None and pages.references[other] == 1:
-                pages.free([other])
-                self.cached[page].others[index - 1] = None
-                stripped += 1
-                if stripped == n_pages:
-                    break
-        return stripped
+    def _give_up(self, seq: Sequence, pages: Pages, n_pages: int) -> bool:
+        return bool(self.cached.strip_window(pages, n_pages) or self.cached.evict(n_pages) or self._drop_fork(seq))
 
     def _drop_fork(self, but: Sequence) -> bool:
         other = next((fork for fork in self.forks.values() if fork is not but), None)
         if other is not None:
             self.release(other)
         return other is not None
-
-    def _touch_window(self, page: int) -> None:
-        if page in self._window_pages:
-            self._window_pages.move_to_end(page)
-
-    # --- the prefix cache's books ---------------------------------------------------------------------------------
-
-    def _adopt(self, seq: Sequence, adopted: Iterable[int], n_full: int) -> None:
-        places = {page: position for position, page in enumerate(seq.tables[0].pages[:n_full])}
-        digests = page_digests(seq, n_full, self.page_size)
-        for page in adopted:
-            if page not in places or page in self.cached:
-                raise PartFault(f"{self._cache_label} adopted page {page}, which was not offered or is cached already")
-            position = places[page]
-            others = [self._page_at(table, position) for table in seq.tables[1:]]
-            self.groups[0].share([page])
-            for pages, other in zip(self.groups[1:], others, strict=True):
-                pages.share([other] if other is not None else [])
-            self.cached[page] = CachedPage(digests[position], others)
-            if others:
-                self._window_pages[page] = None
-
-    def _page_at(self, table: PageTable, position: int) -> int | None:
-        place = position - table.start // self.page_size
-        return table.pages[place] if 0 <= place < len(table) else None
-
-    def _use_cached_twins(self, seq: Sequence, match: Match) -> None:
-        """Where the cache had a page of the same tokens already, hold that one and free our own."""
-        for position, page in enumerate(match.pages[: len(seq.tables[0])]):
-            if seq.tables[0].pages[position] == page:
-                continue
-            for index, (pages, table) in enumerate(zip(self.groups, seq.tables, strict=True)):
-                own, twin = self._page_at(table, position), self._find_twin(page, index)
-                if own is not None and twin is not None:
-                    pages.share([twin])
-                    pages.free([own])
-                    table.replace(position - table.start // self.page_size, twin)
-
-    def _checked(self, match: Match, seq: Sequence) -> Match:
-        """PartFault unless every page of the match is cached for this sequence's very tokens and salt."""
-        if not isinstance(match, Match):
-            raise PartFault(f"{self._cache_label} returned a {type(match).__name__} where a Match belongs")
-        n_pages = len(match.pages)
-        if n_pages > seq.num_tokens // self.page_size:
-            raise PartFault(f"{self._cache_label} matched {n_pages} pages to {seq.num_tokens} tokens")
-        for page, digest in zip(match.pages, page_digests(seq, n_pages, self.page_size), strict=True):
-            entry = self.cached.get(page)
-            if entry is None or entry.digest != digest:
-                raise PartFault(f"{self._cache_label} matched page {page} to tokens or a salt that are not its own")
-        return match
-
-    def _lock(self, seq: Sequence, match: Match) -> None:
-        """Keep a match from eviction while the sequence runs. A model of windows only holds what it reads by
-        references alone, or a lock would keep pages behind the window."""
-        if self.groups[0].window is not None:
-            return
-        with self._clock.part("prefix_cache", self._cache_label):
-            self.cache.lock(match)
-        self._unlock(seq)
-        seq.match = match
-
-    def _unlock(self, seq: Sequence) -> None:
-        if seq.match is not None:
-            with self._clock.part("prefix_cache", self._cache_label):
-                self.cache.unlock(seq.match)
-            seq.match = None

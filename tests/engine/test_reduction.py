@@ -103,7 +103,7 @@ def test_a_prefix_cache_beside_it_serves_only_what_is_whole(reduction, cache):
     for prompt in PROMPTS[:3]:
         answer = generate(engine, [prompt], max_tokens=20)[0]
         generate(engine, [[*prompt, *answer]], max_tokens=4)
-    for page in engine.memory.cached:
+    for page in engine.memory.cached.pages:
         assert engine.memory.groups[0].references[page] == 1
     stored = {}
     for prompt in PROMPTS[:3]:

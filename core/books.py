@@ -1,0 +1,54 @@
+"""What memory holds, counted: the rule of conservation, and bytes by KV group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.cached import CachedPages
+from core.pages import Pages
+from core.sequence import Sequence
+from core.types import KVStats, PartFault
+
+
+def check_conservation(groups: list[Pages], cached: CachedPages, sequences: Iterable[Sequence]) -> None:
+    """Every reference is a sequence's or the cache's, and the rest is free. PartFault."""
+    sequences = list(sequences)
+    for index, pages in enumerate(groups):
+        held = [0] * pages.n_pages
+        for page in (page for seq in sequences for page in seq.tables[index].pages):
+            held[page] += 1
+        for page in cached.in_group(index):
+            held[page] += 1
+        name, counted = pages.pool.group.name, pages.references
+        if held != counted:
+            wrong = next(page for page in range(pages.n_pages) if held[page] != counted[page])
+            raise PartFault(f"group {name}: page {wrong} has {counted[wrong]} references, but {held[wrong]} holders")
+        n_free = pages.allocator.n_free
+        if n_free + pages.n_held != pages.n_pages:
+            raise PartFault(f"group {name}: {n_free} free and {pages.n_held} held pages of {pages.n_pages}")
+    if cached.cache.n_pages != len(cached.pages):
+        raise PartFault(f"{cached.label} says it keeps {cached.cache.n_pages} pages of {len(cached.pages)}")
+
+
+def group_stats(index: int, pages: Pages, cached: CachedPages, sequences: list[Sequence]) -> dict[str, int]:
+    """Pages and bytes of one group. `used` counts written tokens once, however many share their page."""
+    filled: dict[int, int] = {}
+    for seq in sequences:
+        table = seq.tables[index]
+        for position, page in enumerate(table.pages):
+            tokens = min(pages.page_size, seq.num_computed - table.start - position * pages.page_size)
+            filled[page] = max(filled.get(page, 0), tokens)
+    n_cached = sum(page not in filled for page in cached.in_group(index))
+    used_tokens = sum(tokens for tokens in filled.values() if tokens > 0) + n_cached * pages.page_size
+    stats: KVStats = pages.allocator.stats(used_tokens)
+    return {
+        "pages": pages.n_pages,
+        "free": pages.allocator.n_free,
+        "held": pages.n_held - n_cached,
+        "cached": n_cached,
+        "total_bytes": stats.total,
+        "used_bytes": stats.used,
+        "reserved_bytes": stats.reserved,
+        "internal_waste_bytes": stats.internal_waste,
+        "external_waste_bytes": stats.external_waste,
+    }
