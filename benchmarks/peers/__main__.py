@@ -2,13 +2,16 @@
 
 python -m benchmarks.peers                                  # all engines (environments are made first: minutes)
 python -m benchmarks.peers --engines transformers --rounds 3
+python -m benchmarks.peers --text FILE                      # perplexity on that text; without, on prose Python ships
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import platform
 import random
 import statistics
 import subprocess
@@ -16,20 +19,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environments import python_of
 from core.compose import compose
+from core.lab.text import corpus
 from core.models.source import cache_folder, read_spec, resolve
+from core.models.tokenizer import load_tokenizer
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 VOCABULARY = 49_000
 MAX_MODEL_LEN = 2048
+SCORED_TOKENS, TIE = 8 * 1024, 1e-3
 OURS: dict[str, tuple[str, list[str]]] = {
     "partwise cpu_fast": ("cpu_fast", ["drafter=none"]),
-    "partwise lossless": ("premium_chat", ["attention.kernel=cpu_paged", "quantizer.weights=native", "drafter=none"]),
+    "partwise premium_chat": ("premium_chat", ["drafter=none"]),
 }
 WORKLOADS = {
     "alone": "one request, 64 tokens, then 128 more; tokens a second",
@@ -38,6 +45,7 @@ WORKLOADS = {
     "agents": "8 branches that share 512 tokens, 3 rounds of 32 tokens; finished requests a second",
 }
 ENGINES = ("transformers", "vllm", "llama_cpp")
+SCORED = ("partwise", "transformers")
 ONE_AT_A_TIME = ("llama_cpp",)
 """Engines whose interface answers one prompt at a time: they are asked `alone` and `prefill` only."""
 
@@ -52,6 +60,7 @@ class Arm:
     ready_seconds: float = 0.0
     peak_bytes: int = 0
     figures: dict[str, list[float]] = field(default_factory=dict)
+    quality: str = "-"
 
     def ask(self, prompts: Sequence[Sequence[int]], n: int) -> tuple[float, list[list[int]]]:
         """Seconds, and each prompt's tokens."""
@@ -61,6 +70,10 @@ class Arm:
         if [len(each) for each in tokens] != [n] * len(prompts):
             raise SystemExit(f"{self.name} gave {[len(each) for each in tokens]} tokens where {n} each were asked")
         return answer["seconds"], tokens
+
+    def score(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, int, float]]:
+        """Of each token after a text's first: its log probability, the likeliest token, and by how much that leads."""
+        return [tuple(token) for text in self._exchange({"texts": texts})["scores"] for token in text]
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin and self.process.stdout
@@ -167,13 +180,38 @@ def run(arms: Sequence[Arm], workloads: Sequence[str], rounds: int) -> None:
                 print(f"round {round} {workload:8} {arm.name:18} {figure:10.1f}", file=sys.stderr, flush=True)
 
 
+def weigh(arms: Sequence[Arm], text: str) -> None:
+    """Fill in perplexity, its ratio to transformers' in fp32, and where another token is the likeliest (ties apart)."""
+    reference = next((arm for arm in arms if arm.settings["engine"] == "transformers"), None)
+    if reference is None:
+        return
+    tokenizer = load_tokenizer(resolve(read_spec(compose("premium_chat").model)))
+    ids = tokenizer.encode(text)[:SCORED_TOKENS]
+    texts = [ids[start : start + 1024] for start in range(0, len(ids), 1024)]
+    wanted = reference.score(texts)
+    for arm in arms:
+        if arm.settings["engine"] not in SCORED:
+            continue
+        found = wanted if arm is reference else arm.score(texts)
+        perplexity = _perplexity(found)
+        others = sum(a[1] != b[1] for a, b in zip(found, wanted, strict=True) if b[2] > TIE)
+        change = (perplexity / _perplexity(wanted) - 1) * 100
+        arm.quality = f"{perplexity:.3f} ({change:+.2f} %; {others} of {len(wanted)} tokens differ)"
+
+
+def _perplexity(scores: Sequence[tuple[float, int, float]]) -> float:
+    return math.exp(-statistics.fmean(logprob for logprob, _, _ in scores))
+
+
 def table(arms: Sequence[Arm]) -> list[str]:
     """Medians, and for others than the first engine the ratio of the first to them, round by round, with its range."""
     first = arms[0]
-    lines = ["| | " + " | ".join([*WORKLOADS, "start to ready, s", "peak memory, MB"]) + " |", "|---" * 7 + "|"]
+    heads = [*WORKLOADS, "start to ready, s", "peak memory, MB", "perplexity (against fp32)"]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for arm in arms:
         cells = [_cell(first, arm, workload) for workload in WORKLOADS]
-        lines.append(f"| {arm.name} | {' | '.join(cells)} | {arm.ready_seconds:.1f} | {arm.peak_bytes / 1e6:,.0f} |")
+        cells += [f"{arm.ready_seconds:.1f}", f"{arm.peak_bytes / 1e6:,.0f}", arm.quality]
+        lines.append(f"| {arm.name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -192,13 +230,19 @@ def report(arms: Sequence[Arm], rounds: int) -> str:
     head = [
         "# Beside other engines",
         "",
-        f"SmolLM2-135M, {rounds} rounds, all engines in turn within a round. In brackets: how many times as fast "
-        f"{arms[0].name} is, median and range over rounds.",
+        f"SmolLM2-135M, {rounds} rounds, all engines in turn within a round; {date.today()}, {_machine()}. In "
+        f"brackets: how many times as fast {arms[0].name} is, median and range over rounds.",
         "",
     ]
     meant = [f"- {name}: {text}" for name, text in WORKLOADS.items()]
     settings = [f"- {arm.name}: `{json.dumps(_shown(arm.settings))}`" for arm in arms]
     return "\n".join([*head, *table(arms), "", *meant, "", "Settings:", "", *settings]) + "\n"
+
+
+def _machine() -> str:
+    features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    best = next((name for name in ("avx512f", "avx2") if name in features), "no AVX2")
+    return f"{len(os.sched_getaffinity(0))} {platform.machine()} cores ({best})"
 
 
 def _shown(settings: dict[str, Any]) -> dict[str, Any]:
@@ -211,11 +255,13 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--text", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     arms = arms_of(options.engines, options.threads)
     try:
         run(arms, options.workloads, options.rounds)
+        weigh(arms, options.text.read_text() if options.text else corpus("prose"))
     finally:
         for arm in arms:
             arm.process.kill()

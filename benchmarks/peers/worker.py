@@ -2,7 +2,8 @@
 
 Runs in the engine's own environment, so it imports nothing of ours unless it is asked for our engine. The first line
 in holds the engine's name and settings; the first line out says that it is ready. Each further line is a list of
-prompts (token ids) and how many tokens to answer each with, always that many.
+prompts (token ids) and how many tokens to answer each with, always that many; or a list of texts to score: the log
+probability of each token after the first, the likeliest token in its place, and how far ahead of the next that one is.
 """
 
 import json
@@ -25,7 +26,19 @@ def transformers_generate(settings):
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
         return out[:, ids.shape[1] :].tolist()
 
-    return generate
+    @torch.inference_mode()
+    def score(texts):
+        found = []
+        for text in texts:
+            ids = torch.tensor([text])
+            logprobs = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+            own = logprobs.gather(1, ids[0, 1:, None])[:, 0]
+            best = logprobs.topk(2)
+            gaps = best.values[:, 0] - best.values[:, 1]
+            found.append(list(zip(own.tolist(), best.indices[:, 0].tolist(), gaps.tolist(), strict=True)))
+        return found
+
+    return generate, score
 
 
 def vllm(settings):
@@ -38,6 +51,7 @@ def vllm(settings):
         enable_prefix_caching=True,
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_running"],
+        gpu_memory_utilization=0.3,  # of this machine's memory: the name stands for all devices
     )
 
     def generate(prompts, n):
@@ -45,7 +59,7 @@ def vllm(settings):
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         return [list(found.outputs[0].token_ids) for found in engine.generate(asked, params, use_tqdm=False)]
 
-    return generate
+    return generate, None
 
 
 def llama_cpp(settings):
@@ -68,7 +82,7 @@ def llama_cpp(settings):
             answers.append([next(tokens) for _ in range(n)])
         return answers
 
-    return generate
+    return generate, None
 
 
 def partwise(settings):
@@ -80,7 +94,12 @@ def partwise(settings):
         found = engine.generate(prompts, temperature=0, max_tokens=n, ignore_eos=True)
         return [result.token_ids for result in found]
 
-    return generate
+    def score(texts):
+        scored = engine.generate(texts, temperature=0, max_tokens=1, prompt_logprobs=2)
+        tops = [[(token, *token.top) for token in result.prompt_logprobs[1:]] for result in scored]
+        return [[(own.logprob, a[0], a[1] - b[1]) for own, a, b in text] for text in tops]
+
+    return generate, score
 
 
 ENGINES = {"transformers": transformers_generate, "vllm": vllm, "llama_cpp": llama_cpp, "partwise": partwise}
@@ -89,10 +108,13 @@ ENGINES = {"transformers": transformers_generate, "vllm": vllm, "llama_cpp": lla
 def main():
     answers, sys.stdout = sys.stdout, sys.stderr
     settings = json.loads(sys.stdin.readline())
-    generate = ENGINES[settings["engine"]](settings)
+    generate, score = ENGINES[settings["engine"]](settings)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        if "texts" in asked:
+            print(json.dumps({"scores": score(asked["texts"])}), file=answers, flush=True)
+            continue
         started = time.perf_counter()
         tokens = generate(asked["prompts"], asked["n"])
         seconds = time.perf_counter() - started
