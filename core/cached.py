@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from core.pages import Pages
 from core.prefixes import page_digests
 from core.sequence import PageTable, Sequence
 from core.types import Match, PartFault
+
+log = logging.getLogger("partwise")
 
 
 @dataclass(slots=True)
@@ -58,9 +61,13 @@ class CachedPages:
         return match
 
     def peek(self, seq: Sequence) -> int:
-        """How many pages a match would have. Changes nothing."""
-        with self._clock.part("prefix_cache", self.label):
-            return self.cache.peek(seq.tokens, seq.request.cache_salt) // self.page_size
+        """How many pages a match would have; 0 if the cache cannot say. Changes nothing."""
+        try:
+            with self._clock.part("prefix_cache", self.label):
+                return self.cache.peek(seq.tokens, seq.request.cache_salt) // self.page_size
+        except PartFault as fault:
+            log.error("%s", fault)
+            return 0
 
     def insert(self, seq: Sequence, n_full: int) -> None:
         """Offer a sequence's first pages. Where the tokens were cached already, it holds those pages from now on."""

@@ -26,7 +26,7 @@ class StreamCopies(Copies):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, source: Pool, pages: Sequence[int], target: Pool, targets: Sequence[int]) -> None:

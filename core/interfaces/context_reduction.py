@@ -45,8 +45,8 @@ class ContextReduction(Part[Options], ABC):
     observes: Literal["never", "prompt_end", "always"] = "never"
 
     def observe(self, id: str, q: Tensor, keys: Tensor, layer: LayerSpec) -> None:
-        """The queries [n, Hq, D] of a row's last n tokens and its keys [kept, Hkv, D], those tokens' own included.
-        Drafts are left out."""
+        """The queries [n, Hq, D] of a row's last n tokens and its keys [kept, Hkv, D], those tokens' own included, of
+        those heads of a layer that lie in the KV group `layer.group`. Drafts are left out."""
         return None
 
     @abstractmethod

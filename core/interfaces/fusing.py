@@ -1,7 +1,8 @@
 """The pieces of a decoder, offered to a kernel that can run a whole step in one go.
 
 A kernel looks at what its neighbours are (each product's own storage, each layer's cache) and takes the step over, or
-declines, and then layers are run one by one. Nothing but speed may differ.
+declines, and then layers are run one by one, as they are where a layer's heads lie in several KV groups. Nothing but
+speed may differ.
 """
 
 from __future__ import annotations

@@ -53,6 +53,14 @@ def test_a_salt_that_is_forgotten_is_found_out(cache: str) -> None:
     assert "a salt that are not its own" in (drain(engine)[-1].error or "")
 
 
+def test_a_cache_that_cannot_say_what_it_has_stops_nobody() -> None:
+    engine = toy_engine(cache="radix", scheduler="cache_aware")
+    engine.memory.cache.peek = lambda tokens, salt: 1 // 0
+    expected = generate(toy_engine(), PROMPTS)
+    assert [generate(engine, PROMPTS) for _ in range(2)] == [expected] * 2
+    assert engine.stats()["prefix_cache"]["hit_tokens"] > 0
+
+
 @pytest.mark.parametrize("cache", ["hash", "radix"])
 @pytest.mark.parametrize("kind", [(None, None), (8, None)], ids=str)
 def test_log_probabilities_are_the_same_cold_and_cached_and_under_evictions(cache: str, kind: tuple) -> None:
