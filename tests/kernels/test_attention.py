@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kernels import cpu
 from kernels.reference.attention import paged_attention as reference
-from tests.kernels.paged import fill
+from tests.kernels.paged import fill, slots_of
 
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-5, "int8": 2e-3}
 
@@ -132,3 +132,24 @@ def test_what_does_not_fit_is_said():
         cpu.Ragged(torch.zeros(1, 1), batch.query_start, batch.kv_len)
     with pytest.raises(ValueError, match="multiple of 16"):
         cpu.kv_fields("int8", 8, 2, 32, 32)
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_nan_comes_out_and_stays_in_its_head_and_sequence(isa, format, queries):
+    context = fill(format, [queries, queries], [90, 70], page_size=16, n_heads=2, dk=36, dv=20, isa=isa)
+    q = torch.randn(2 * queries, 4, 36)
+    clean = cpu.paged_attention(q, context.cache, context.batch, scale=0.2, isa=isa)
+    q[0, 1, 35] = float("nan")
+    got = cpu.paged_attention(q, context.cache, context.batch, scale=0.2, isa=isa)
+    assert got[0, 1].isnan().all()
+    got[0, 1] = clean[0, 1]
+    assert torch.equal(got, clean)
+    slot = slots_of(context.batch.page_table[1], torch.tensor([3]), 16)
+    broken = torch.randn(1, 2, 20)
+    broken[0, 0, 19] = float("nan")
+    cpu.kv_write(context.cache, torch.randn(1, 2, 36), broken, slot, isa=isa)
+    got = cpu.paged_attention(q, context.cache, context.batch, scale=0.2, isa=isa)
+    assert got[queries:, :2, 19].isnan().all()
+    assert not got[queries:, 2:].isnan().any()
+    assert torch.equal(got[1:queries], clean[1:queries])

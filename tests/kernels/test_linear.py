@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -160,3 +162,22 @@ def test_rms_norm(isa, n):
     want = x + add
     torch.testing.assert_close(cpu.rms_norm(x, weight, 1e-5, add=add, isa=isa), rms_norm(want, weight, 1e-5))
     assert torch.equal(x, want)
+
+
+@pytest.mark.parametrize("planes", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_nan_comes_out_of_its_own_row_alone(isa, kind, planes):
+    packed = replace(make(kind, 48, 96)[0], planes=planes)
+    x = torch.randn(5, 96)
+    clean = cpu.linear(x, packed, isa=isa)
+    for at in (0, 40, 95):
+        broken = x.clone()
+        broken[2, at] = float("nan")
+        got = cpu.linear(broken, packed, isa=isa)
+        assert got[2].isnan().all()
+        got[2] = clean[2]
+        assert torch.equal(got, clean)
+    padded = replace(make(kind, 48, 96)[0], planes=planes) if kind not in ("fp32", "int8") else make(kind, 48, 70)[0]
+    row = torch.zeros(1, padded.k)
+    row[0, -1] = float("nan")
+    assert cpu.linear(row, padded, isa=isa).isnan().all()

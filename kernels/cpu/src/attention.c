@@ -4,6 +4,10 @@
  * values in chunks of CHUNK positions. Each chunk gives (max, sum, output) of its own, and these are folded from
  * left to right. A chunk's result depends on the row and the chunk alone, so the same bits come out however a
  * prompt is cut, whoever shares the batch, and however chunks are spread over threads.
+ *
+ * Few rows (decode): the lanes of a vector are keys, and some chunks are worked on at once, so that the waits of one
+ * are filled by the others. Many rows (prefill): the lanes are rows, and nothing is summed across lanes. Both do the
+ * same operations in the same order for each row. Scores and maxima are in log2 units.
  */
 #include <stdatomic.h>
 
@@ -13,6 +17,9 @@
 #define CHUNK 64
 #define GROUPS (CHUNK / BLOCK)
 #define TILE_ROWS 96
+#define WIDE (2 * VL)         /* rows of a block of a wide tile; the last may have VL */
+#define AT_ONCE 4             /* chunks of a narrow tile */
+#define LOG2E 1.44269504088896341f
 #define ITEMS_PER_THREAD 6
 #define Q_LIMIT 8191.0f  /* 127 * 8191 * 2048 fits 32 bits */
 #define P_LIMIT 32767.0f /* 127 * 32767 * CHUNK fits 32 bits */
@@ -39,7 +46,7 @@ struct attn_plan {
 };
 
 /* of one chunk of a tile: max and sum of each row, then the outputs */
-static int64_t partial_floats(int n_rows, int ov) { return 2 * round_up(n_rows, BLOCK) + (int64_t)n_rows * ov; }
+static int64_t partial_floats(int n_rows, int ov) { return (2 + ov) * round_up(n_rows, BLOCK); }
 
 static int64_t first_key(const pw_attn *a, int seq, int64_t pos) {
     int64_t lo = a->kv_start[seq];
@@ -108,10 +115,16 @@ attn_plan *plan_attention(const pw_attn *a, int n_kv_heads, int dv, int n_thread
 typedef struct {
     int64_t start; /* position of lane 0 */
     int lo, hi;    /* lanes in use by some row of the tile */
-    const char *k_row[CHUNK], *v_row[CHUNK];
-    const int8_t *kc[GROUPS], *vc[GROUPS];
-    const uint16_t *ks[GROUPS], *vs[GROUPS];
-    float k_scale[CHUNK], v_scale[CHUNK];
+    union {
+        struct {
+            const char *k_row[CHUNK], *v_row[CHUNK];
+        };
+        struct {
+            const int8_t *kc[GROUPS], *vc[GROUPS];
+            const uint16_t *ks[GROUPS], *vs[GROUPS];
+            float k_scale[CHUNK], v_scale[CHUNK];
+        };
+    };
 } chunk_view;
 
 typedef struct {
@@ -206,18 +219,19 @@ static void load_scales(chunk_view *c) {
         }
 }
 
-/* fills kt, and v too where the values cannot be used in place */
-static void load_numbers(const reader *r, const chunk_view *c, const chunk_view *next, float *kt, float *v, const float **v_used) {
-    const pw_kv *kv = r->kv;
-    int bf16 = kv->format == KV_BF16, end = (int)round_up(c->hi, VL);
-    for (int i = c->lo / VL * VL; i < end; i += VL) {
-        if (bf16) transpose_keys(c->k_row + i, c->v_row + i, next->k_row + i, kv->dk, kt + i, 1);
-        else transpose_keys(c->k_row + i, c->v_row + i, next->k_row + i, kv->dk, kt + i, 0);
+static void load_keys(const reader *r, const chunk_view *c, const chunk_view *next, float *kt) {
+    for (int i = c->lo / VL * VL, end = (int)round_up(c->hi, VL); i < end; i += VL) {
+        if (r->kv->format == KV_BF16) transpose_keys(c->k_row + i, c->v_row + i, next->k_row + i, r->kv->dk, kt + i, 1);
+        else transpose_keys(c->k_row + i, c->v_row + i, next->k_row + i, r->kv->dk, kt + i, 0);
     }
-    int in_place = !bf16 && kv->dv == r->ov;
+}
+
+/* values are used in place where they can be */
+static void load_values(const reader *r, const chunk_view *c, float *v, const float **v_used) {
+    int bf16 = r->kv->format == KV_BF16, in_place = !bf16 && r->kv->dv == r->ov;
     for (int i = c->lo; i < c->hi; i++) {
         v_used[i] = in_place ? (const float *)c->v_row[i] : v + (int64_t)i * r->ov;
-        if (!in_place) copy_value(c->v_row[i], kv->dv, v + (int64_t)i * r->ov, bf16);
+        if (!in_place) copy_value(c->v_row[i], r->kv->dv, v + (int64_t)i * r->ov, bf16);
     }
 }
 
@@ -238,19 +252,89 @@ static void locate_codes(const reader *r, chunk_view *c) {
     }
 }
 
-/* ---- scores and weighted values of one chunk for up to MT_MAX rows ---- */
-static void scores_f32(int mt, const float *q, const float *kt, int dk, float *s, int lo, int hi) {
-#define CALL(M) product(q, M, 1, kt, NULL, CHUNK, 0, dk, s, CHUNK, lo, hi, M)
-    MT_SWITCH(mt, CALL)
-#undef CALL
+/* scores of log2 units as softcap * tanh(score / softcap), the cap being in log2 units too */
+AI vf cap_scores(vf x, float cap) {
+    vf e = vexp2(vsub(vset(0), vmul(vabs(x), vset(2.0f * LOG2E / cap))));
+    vf tanh = vdiv(vsub(vset(1.0f), e), vadd(vset(1.0f), e));
+    return vsign(vmul(vset(cap), tanh), x);
 }
 
-static void values_f32(int mt, const float *p, const float *const *v, int64_t ov, int lo, int hi, float *o) {
-#define CALL(M) product(p, 1, CHUNK, NULL, v, 0, lo, hi, o, ov, 0, (int)ov, M)
-    MT_SWITCH(mt, CALL)
-#undef CALL
+/* weights, times the values' scales, as 15-bit numbers with one scale */
+AI vi weight_codes(vf x, vf inverse) { return vcvti(vmin(vmul(x, inverse), vset(P_LIMIT))); }
+
+/* ---- one item's memory ---- */
+typedef struct {
+    const pw_attn *attn;
+    reader read;
+    int n_rows, mt, group, dk, dv, ov, codes; /* dv: padded to what a page holds */
+    int64_t steps;                            /* of a score: numbers or pairs of codes */
+    int64_t pos;                              /* of the tile's first query */
+    float cap;                                /* softcap in log2 units */
+    float *q;       /* narrow: [steps][mt]; wide: blocks of [steps][rows] */
+    float *q_scale; /* codes only */
+    float *m, *l, *o;
+    float *kt, *v; /* a chunk as [steps][CHUNK] and [CHUNK or its pairs][dv] */
+    const float *v_used[CHUNK];
+    float *s, *p, *oc; /* of one chunk, or of AT_ONCE: scores, weights, outputs */
+    float *p_scale;
+} tile_work;
+
+static int is_wide(int n_rows) { return n_rows > MT_MAX; }
+
+static void work_init(tile_work *w, const pw_kv *kv, int n_rows, int ov) {
+    w->n_rows = n_rows;
+    w->dk = kv->dk;
+    w->ov = ov;
+    w->codes = kv->format == KV_INT8;
+    w->dv = w->codes ? (int)int8_width(kv->dv) : ov;
+    w->steps = w->codes ? int8_width(kv->dk) / 2 : kv->dk;
+    w->mt = is_wide(n_rows) ? 0 : padded_mt(n_rows);
+    int64_t rows = round_up(n_rows, BLOCK), busy = is_wide(n_rows) ? WIDE : AT_ONCE * MT_MAX, at = 0;
+    int64_t size[] = {rows * w->steps, rows, rows, rows, rows * ov, w->steps * CHUNK, (int64_t)CHUNK * ov, busy * CHUNK, busy * CHUNK,
+                      busy * ov, busy};
+    float **where[] = {&w->q, &w->q_scale, &w->m, &w->l, &w->o, &w->kt, &w->v, &w->s, &w->p, &w->oc, &w->p_scale};
+    for (int i = 0; i < 11; i++) at += round_up(size[i], BLOCK);
+    float *memory = scratch_thread(TH_ATTN, (size_t)at * sizeof(float));
+    for (int i = 0; i < 11; i++) {
+        *where[i] = memory;
+        memory += round_up(size[i], BLOCK);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        w->m[r] = -INFINITY;
+        w->l[r] = 0;
+    }
+    memset(w->o, 0, (size_t)(rows * ov) * sizeof(float));
 }
 
+static void pack_queries(tile_work *w, const float *q, int64_t ldq, float scale) {
+    float *to = w->q;
+    int64_t stride = w->mt;
+    if (is_wide(w->n_rows)) memset(w->q, 0, (size_t)(round_up(w->n_rows, BLOCK) * w->steps) * sizeof(float));
+    for (int r = 0; r < w->n_rows; r++, to++) {
+        const float *row = q + r / w->group * ldq + r % w->group * w->dk;
+        if (is_wide(w->n_rows) && r % WIDE == 0) {
+            stride = min64(WIDE, round_up(w->n_rows - r, VL));
+            to = w->q + r * w->steps;
+        }
+        if (!w->codes) {
+            for (int d = 0; d < w->dk; d++) to[d * stride] = row[d] * scale;
+            continue;
+        }
+        float padded[2 * w->steps];
+        memcpy(padded, row, (size_t)w->dk * sizeof(float));
+        for (int d = w->dk; d < 2 * w->steps; d++) padded[d] = 0;
+        w->q_scale[r] = put_pairs(padded, 2 * w->steps, Q_LIMIT, (int32_t *)to, stride) * scale;
+    }
+}
+
+/* keys [lo, hi) of a chunk that a row sees; none: lo >= hi */
+static void row_range(const tile_work *w, const chunk_view *c, int row, int *lo, int *hi) {
+    int64_t at = w->pos + min64(row, w->n_rows - 1) / w->group;
+    *lo = (int)min64(CHUNK, max64(c->lo, first_key(w->attn, w->read.seq, at) - c->start));
+    *hi = (int)max64(0, min64(c->hi, at + 1 - c->start));
+}
+
+/* ---- narrow tiles: lanes are keys ---- */
 #ifdef PW_AVX512
 #define V_RIGHT (BLOCK * BLOCK)
 #else
@@ -264,25 +348,17 @@ AI void scores_codes(const int32_t *q, const float *q_scale, int steps, const ch
         const int8_t *left = c->kc[g];
 #ifdef PW_AVX512
         int64_t right = g + 1 < g_to ? c->kc[g + 1] - left : 0;
-        int second = g + 1 < g_to ? g + 1 : g;
+        int second = (g + 1 < g_to ? g + 1 : g) * BLOCK;
 #else
         int64_t right = BLOCK;
+        int second = g * BLOCK + VL;
 #endif
         product_pairs(q, mt, 1, &left, right, 1, steps, acc, mt, 0);
-        vf x = vload(c->k_scale + g * BLOCK);
-#ifdef PW_AVX512
-        vf y = vload(c->k_scale + second * BLOCK);
-#else
-        vf y = vload(c->k_scale + g * BLOCK + VL);
-#endif
+        vf x = vload(c->k_scale + g * BLOCK), y = vload(c->k_scale + second);
         UNROLL for (int m = 0; m < mt; m++) {
             vf scale = vset(q_scale[m]);
-#ifdef PW_AVX512
-            vstore(s + m * CHUNK + second * BLOCK, vmul(vcvt(acc[m][1]), vmul(y, scale)));
-#else
-            vstore(s + m * CHUNK + g * BLOCK + VL, vmul(vcvt(acc[m][1]), vmul(y, scale)));
-#endif
-            vstore(s + m * CHUNK + g * BLOCK, vmul(vcvt(acc[m][0]), vmul(x, scale)));
+            vstore(s + m * CHUNK + second, vmul(vmul(vcvt(acc[m][1]), y), scale));
+            vstore(s + m * CHUNK + g * BLOCK, vmul(vmul(vcvt(acc[m][0]), x), scale));
         }
     }
 }
@@ -306,23 +382,19 @@ AI void values_codes(const int32_t *p, const float *p_scale, const chunk_view *c
 
 #define CHUNK_VECTORS (CHUNK / VL)
 
-/* Scores to weights in place: exp(score - max) within lanes [lo, hi), 0 elsewhere; `full` says that all lanes are in.
- * With codes the weights, times the values' scales, become 15-bit numbers with one scale instead. */
-AI void softmax_part(float *s, int lo, int hi, float softcap, float *row_max, float *row_sum, const chunk_view *c,
-                     int16_t *p, float *p_scale, const int full) {
+/* Scores to weights in place: 2^(score - max) within lanes [lo, hi), 0 elsewhere; `full` says that all lanes are in. */
+AI void softmax_row(float *s, int lo, int hi, float cap, float *row_max, float *row_sum, const float *v_scale, int16_t *p,
+                    float *p_scale, const int full) {
     vf x[CHUNK_VECTORS], most = vset(-INFINITY), sum = vset(0);
     UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) {
         x[i] = vload(s + i * VL);
-        if (softcap > 0) { /* cap * tanh(x / cap) */
-            vf e = vexp(vmul(x[i], vset(2.0f / softcap)));
-            x[i] = vmul(vset(softcap), vsub(vset(1.0f), vdiv(vset(2.0f), vadd(e, vset(1.0f)))));
-        }
+        if (cap > 0) x[i] = cap_scores(x[i], cap);
         if (!full) x[i] = vkeep(x[i], vset(-INFINITY), i * VL, lo, hi);
         most = vmax(most, x[i]);
     }
     vf top = vset(vhmax(most));
     UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) {
-        x[i] = vexp(vsub(x[i], top));
+        x[i] = vexp2(vsub(x[i], top));
         if (!full) x[i] = vkeep(x[i], vset(0), i * VL, lo, hi);
         sum = vadd(sum, x[i]);
     }
@@ -335,115 +407,13 @@ AI void softmax_part(float *s, int lo, int hi, float softcap, float *row_max, fl
     }
     vf largest = vset(0);
     UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) {
-        x[i] = vmul(x[i], vload(c->v_scale + i * VL));
+        x[i] = vmul(x[i], vload(v_scale + i * VL));
         if (!full) x[i] = vkeep(x[i], vset(0), i * VL, lo, hi);
-        largest = vmax(largest, x[i]);
+        largest = vumax(largest, x[i]);
     }
-    float size = vhmax(largest), inverse = size > 0 ? P_LIMIT / size : 0;
+    float size = vhumax(largest), inverse = size > 0 ? P_LIMIT / size : 0;
     *p_scale = size / P_LIMIT;
-    UNROLL for (int i = 0; i < CHUNK_VECTORS; i++)
-        store16(p + i * VL, vcvti(vmin(vmul(x[i], vset(inverse)), vset(P_LIMIT))));
-}
-
-static void softmax_row(float *s, int lo, int hi, float softcap, float *row_max, float *row_sum, const chunk_view *c,
-                        int16_t *p, float *p_scale) {
-    if (lo == 0 && hi == CHUNK) softmax_part(s, lo, hi, softcap, row_max, row_sum, c, p, p_scale, 1);
-    else softmax_part(s, lo, hi, softcap, row_max, row_sum, c, p, p_scale, 0);
-}
-
-/* ---- one tile ---- */
-typedef struct {
-    tiling rows;
-    int n_rows, group, dk, dv, ov, codes;
-    int64_t dk_steps;
-    void *q;        /* packed queries of every row tile */
-    float *q_scale; /* codes only */
-    float *m, *l, *o;
-    float *kt, *v; /* numbers only: a chunk as [dk][CHUNK] and [CHUNK][ov] */
-    const float *v_used[CHUNK];
-    float *s, *oc;
-    int16_t *p;
-    float *p_scale;
-} tile_work;
-
-static void work_init(tile_work *w, const pw_kv *kv, int n_rows, int group, int ov) {
-    w->rows = tile_rows(n_rows);
-    w->n_rows = n_rows;
-    w->group = group;
-    w->dk = kv->dk;
-    w->dv = kv->dv;
-    w->ov = ov;
-    w->codes = kv->format == KV_INT8;
-    w->dk_steps = w->codes ? int8_width(kv->dk) / 2 : kv->dk;
-    int64_t slots = n_rows + MT_MAX * (int64_t)w->rows.n_tiles, at = 0;
-    int64_t size[] = {slots * w->dk_steps, slots, slots, slots, (int64_t)n_rows * ov, MT_MAX * CHUNK, MT_MAX * (int64_t)ov,
-                      MT_MAX * CHUNK / 2, MT_MAX, w->codes ? 0 : (int64_t)kv->dk * CHUNK, w->codes ? 0 : (int64_t)ov * CHUNK};
-    int64_t where[11];
-    for (int i = 0; i < 11; i++) {
-        where[i] = at;
-        at += round_up(size[i], 16);
-    }
-    float *memory = scratch_thread(TH_ATTN, (size_t)at * sizeof(float));
-    w->q = memory + where[0];
-    w->q_scale = memory + where[1];
-    w->m = memory + where[2];
-    w->l = memory + where[3];
-    w->o = memory + where[4];
-    w->s = memory + where[5];
-    w->oc = memory + where[6];
-    w->p = (int16_t *)(memory + where[7]);
-    w->p_scale = memory + where[8];
-    w->kt = memory + where[9];
-    w->v = memory + where[10];
-}
-
-static void pack_queries(tile_work *w, const float *q, int64_t ldq, float scale) {
-    for (int i = 0; i < w->rows.n_tiles; i++) {
-        int64_t start = tile_start(&w->rows, i), slot = tile_slot(&w->rows, i);
-        int n = tile_count(&w->rows, i), mt = padded_mt(n);
-        for (int m = 0; m < n; m++) {
-            const float *row = q + (start + m) / w->group * ldq + (start + m) % w->group * w->dk;
-            if (!w->codes) {
-                float *to = (float *)w->q + slot * w->dk_steps + m;
-                for (int d = 0; d < w->dk; d++) to[(int64_t)d * mt] = row[d] * scale;
-                continue;
-            }
-            float padded[2 * w->dk_steps];
-            memcpy(padded, row, (size_t)w->dk * sizeof(float));
-            for (int d = w->dk; d < 2 * w->dk_steps; d++) padded[d] = 0;
-            int32_t *to = (int32_t *)w->q + slot * w->dk_steps + m;
-            w->q_scale[slot + m] = put_pairs(padded, 2 * w->dk_steps, Q_LIMIT, to, mt) * scale;
-        }
-    }
-}
-
-/* (max, sum, output) of one chunk for the rows of row tile i, into w->oc and the arrays given */
-static void chunk_rows(tile_work *w, const pw_attn *a, const chunk_view *c, int i, int lo, int hi, const int *row_lo, const int *row_hi,
-                       float *row_max, float *row_sum) {
-    int n = tile_count(&w->rows, i), mt = padded_mt(n);
-    int64_t slot = tile_slot(&w->rows, i);
-    int g_from = lo / BLOCK, g_to = (int)ceil_div(hi, BLOCK);
-    if (w->codes) {
-        const int32_t *q = (const int32_t *)w->q + slot * w->dk_steps;
-#define CALL(M) scores_codes(q, w->q_scale + slot, (int)w->dk_steps, c, g_from, g_to, w->s, M)
-        MT_SWITCH(mt, CALL)
-#undef CALL
-    } else {
-        scores_f32(mt, (const float *)w->q + slot * w->dk_steps, w->kt, w->dk, w->s, lo / (2 * VL) * 2 * VL,
-                   (int)round_up(hi, 2 * VL));
-    }
-    for (int m = 0; m < n; m++)
-        softmax_row(w->s + m * CHUNK, row_lo[m], row_hi[m], a->softcap, row_max + m, row_sum + m, c,
-                    w->codes ? w->p + m * CHUNK : NULL, w->p_scale + m);
-    if (w->codes) {
-        const int32_t *p = (const int32_t *)w->p;
-        int dv = (int)int8_width(w->dv);
-#define CALL(M) values_codes(p, w->p_scale, c, g_from, g_to, dv, w->ov, w->oc, M)
-        MT_SWITCH(mt, CALL)
-#undef CALL
-    } else {
-        values_f32(mt, w->s, w->v_used, w->ov, lo, hi, w->oc);
-    }
+    UNROLL for (int i = 0; i < CHUNK_VECTORS; i++) store16(p + i * VL, weight_codes(x[i], vset(inverse)));
 }
 
 /* (m, l, o) of n rows and of one more chunk of theirs, together; a chunk that a row does not see has max -inf */
@@ -455,8 +425,8 @@ static void fold(int n, float *m, float *l, float *o, const float *m2, const flo
         add[r] = m2[r] - top[r];
     }
     for (int i = 0; i < BLOCK; i += VL) {
-        vstore(keep + i, vexp(vload(keep + i)));
-        vstore(add + i, vexp(vload(add + i)));
+        vstore(keep + i, vexp2(vload(keep + i)));
+        vstore(add + i, vexp2(vload(add + i)));
     }
     for (int r = 0; r < n; r++, o += ov, o2 += ov) {
         if (m2[r] == -INFINITY) continue;
@@ -467,95 +437,354 @@ static void fold(int n, float *m, float *l, float *o, const float *m2, const flo
     }
 }
 
-static void finish_row(const pw_attn *a, int head, float m, float l, const float *o, int dv, float *out) {
+typedef struct {
+    int lo, hi; /* keys that any row sees */
+    float max[BLOCK], sum[BLOCK];
+} narrow_chunk;
+
+static void narrow_scores(tile_work *w, const chunk_view *c, const chunk_view *next, int slot, narrow_chunk *n) {
+    float *s = w->s + slot * MT_MAX * CHUNK;
+    int16_t *p = (int16_t *)(w->p + slot * MT_MAX * CHUNK);
+    int lo[MT_MAX], hi[MT_MAX], mt = w->mt;
+    n->lo = CHUNK, n->hi = 0;
+    for (int m = 0; m < w->n_rows; m++) {
+        row_range(w, c, m, &lo[m], &hi[m]);
+        n->lo = lo[m] < n->lo ? lo[m] : n->lo;
+        n->hi = hi[m] > n->hi ? hi[m] : n->hi;
+    }
+    if (w->codes) {
+        int from = n->lo / BLOCK, to = (int)ceil_div(n->hi, BLOCK);
+#define CALL(M) scores_codes((const int32_t *)w->q, w->q_scale, (int)w->steps, c, from, to, s, M)
+        MT_SWITCH(mt, CALL)
+#undef CALL
+    } else {
+        load_keys(&w->read, c, next, w->kt);
+        int from = n->lo / (2 * VL) * 2 * VL, to = (int)round_up(n->hi, 2 * VL);
+#define CALL(M) product(w->q, M, 1, w->kt, NULL, CHUNK, 0, w->dk, s, CHUNK, from, to, M)
+        MT_SWITCH(mt, CALL)
+#undef CALL
+    }
+    for (int m = 0; m < w->n_rows; m++) {
+        int16_t *codes = w->codes ? p + m * CHUNK : NULL;
+        float *row = s + m * CHUNK, *scale = w->p_scale + slot * MT_MAX + m;
+        if (lo[m] == 0 && hi[m] == CHUNK) softmax_row(row, 0, CHUNK, w->cap, n->max + m, n->sum + m, c->v_scale, codes, scale, 1);
+        else softmax_row(row, lo[m], hi[m], w->cap, n->max + m, n->sum + m, c->v_scale, codes, scale, 0);
+        if (lo[m] >= hi[m]) n->max[m] = -INFINITY;
+    }
+}
+
+static float *narrow_values(tile_work *w, const chunk_view *c, int slot, const narrow_chunk *n) {
+    float *o = w->oc + slot * MT_MAX * w->ov;
+    if (w->codes) {
+        int from = n->lo / BLOCK, to = (int)ceil_div(n->hi, BLOCK);
+        const int32_t *p = (const int32_t *)(w->p + slot * MT_MAX * CHUNK);
+#define CALL(M) values_codes(p, w->p_scale + slot * MT_MAX, c, from, to, w->dv, w->ov, o, M)
+        MT_SWITCH(w->mt, CALL)
+#undef CALL
+    } else {
+        const float *s = w->s + slot * MT_MAX * CHUNK;
+        load_values(&w->read, c, w->v, w->v_used);
+#define CALL(M) product(s, 1, CHUNK, NULL, w->v_used, 0, n->lo, n->hi, o, w->ov, 0, w->ov, M)
+        MT_SWITCH(w->mt, CALL)
+#undef CALL
+    }
+    return o;
+}
+
+/* where chunk number `chunk` lies for the tile's queries */
+static void locate(const tile_work *w, chunk_view *c, int64_t chunk, int n_tokens) {
+    c->start = chunk * CHUNK;
+    c->lo = (int)max64(0, first_key(w->attn, w->read.seq, w->pos) - c->start);
+    c->hi = (int)min64(CHUNK, w->pos + n_tokens - c->start);
+    if (w->codes) locate_codes(&w->read, c);
+    else locate_rows(&w->read, c);
+}
+
+static void keep_partial(const tile_work *w, float *part, const float *max, const float *sum, const float *o, int64_t row, int64_t n) {
+    int64_t padded = round_up(w->n_rows, BLOCK);
+    memcpy(part + row, max, (size_t)n * sizeof(float));
+    memcpy(part + padded + row, sum, (size_t)n * sizeof(float));
+    memcpy(part + 2 * padded + row * w->ov, o, (size_t)(n * w->ov) * sizeof(float));
+}
+
+/* chunks [from, to); without `part` they are folded right away */
+static void run_narrow(tile_work *w, int from, int to, int n_tokens, float *part) {
+    chunk_view views[2][AT_ONCE];
+    narrow_chunk done[AT_ONCE];
+    for (int i = 0; i < AT_ONCE && from + i < to; i++) locate(w, &views[0][i], from + i, n_tokens);
+    for (int turn = 0, at = from; at < to; turn ^= 1, at += AT_ONCE) {
+        int n = (int)min64(AT_ONCE, to - at);
+        for (int i = 0; i < n; i++) {
+            chunk_view *c = &views[turn][i], *next = c;
+            if (at + AT_ONCE + i < to) {
+                next = &views[turn ^ 1][i];
+                locate(w, next, at + AT_ONCE + i, n_tokens);
+            }
+            if (w->codes) load_scales(c);
+            narrow_scores(w, c, next, i, &done[i]);
+        }
+        for (int i = 0; i < n; i++) {
+            const float *o = narrow_values(w, &views[turn][i], i, &done[i]);
+            if (part == NULL) {
+                fold(w->n_rows, w->m, w->l, w->o, done[i].max, done[i].sum, o, w->ov);
+                continue;
+            }
+            keep_partial(w, part, done[i].max, done[i].sum, o, 0, w->n_rows);
+            part += partial_floats(w->n_rows, w->ov);
+        }
+    }
+}
+
+/* ---- wide tiles: lanes are rows ---- */
+static void widen_codes(tile_work *w, const chunk_view *c) {
+    int32_t *kt = (int32_t *)w->kt, *v = (int32_t *)w->v;
+    for (int g = c->lo / BLOCK; g * BLOCK < c->hi; g++) {
+        for (int64_t d = 0; d < w->steps; d++)
+            for (int i = 0; i < BLOCK; i += VL) istore(kt + d * CHUNK + g * BLOCK + i, widen8(c->kc[g] + (d * BLOCK + i) * 2));
+        for (int64_t b = 0; b < w->dv / BLOCK; b++)
+            for (int64_t pair = 0; pair < BLOCK / 2; pair++)
+                for (int i = 0; i < BLOCK; i += VL)
+                    istore(v + (g * BLOCK / 2 + pair) * w->dv + b * BLOCK + i, widen8(c->vc[g] + ((b * BLOCK / 2 + pair) * BLOCK + i) * 2));
+    }
+}
+
+AI void wide_scores(const tile_work *w, const chunk_view *c, int row, int from, int to, const int nv) {
+    const float *q = w->q + row * w->steps;
+    const int width = nv * VL;
+    for (int j = from; j < to; j += COLUMNS) {
+        float *s = w->s + j * width;
+        if (!w->codes) {
+            vf acc[COLUMNS][2];
+            row_product(q, width, w->kt, NULL, CHUNK, j, 0, w->dk, acc, nv);
+            UNROLL for (int i = 0; i < COLUMNS; i++) UNROLL for (int v = 0; v < nv; v++) vstore(s + i * width + v * VL, acc[i][v]);
+            continue;
+        }
+        vi acc[COLUMNS][2];
+        row_product_pairs((const int32_t *)q, width, (const int32_t *)w->kt + j, CHUNK, 0, (int)w->steps, acc, nv);
+        UNROLL for (int v = 0; v < nv; v++) {
+            vf scale = vload(w->q_scale + row + v * VL);
+            UNROLL for (int i = 0; i < COLUMNS; i++)
+                vstore(s + i * width + v * VL, vmul(vmul(vcvt(acc[i][v]), vset(c->k_scale[j + i])), scale));
+        }
+    }
+}
+
+/* the sum of a column over keys, in the order in which softmax_row adds */
+AI vf column_sum(const float *s, const int width) {
+    vf sum[VL];
+    UNROLL for (int i = 0; i < VL; i++) {
+        sum[i] = vload(s + i * width);
+        UNROLL for (int j = VL; j < CHUNK; j += VL) sum[i] = vadd(sum[i], vload(s + (i + j) * width));
+    }
+    UNROLL for (int half = VL / 2; half > 0; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) sum[i] = vadd(sum[i], sum[i + half]);
+    return sum[0];
+}
+
+/* As softmax_row for VL rows at once, over keys [from, to). Row i sees keys [lo[i], hi[i]). */
+AI void softmax_columns(float *s, float *p, int from, int to, vi lo, vi hi, float cap, const chunk_view *c, float *row_max,
+                        float *row_sum, float *p_scale, const int width, const int codes, const int full) {
+    vf top = vset(-INFINITY), largest = vset(0);
+    for (int j = from; j < to; j++) {
+        vf x = vload(s + j * width);
+        if (cap > 0) x = cap_scores(x, cap);
+        if (!full) x = vkeep_rows(x, vset(-INFINITY), j, lo, hi);
+        if (!full || cap > 0) vstore(s + j * width, x);
+        top = vmax(top, x);
+    }
+    for (int j = from; j < to; j++) {
+        vf x = vexp2(vsub(vload(s + j * width), top));
+        if (!full) x = vkeep_rows(x, vset(0), j, lo, hi);
+        vstore(s + j * width, x);
+        if (!codes) continue;
+        x = vmul(x, vset(c->v_scale[j]));
+        if (!full) x = vkeep_rows(x, vset(0), j, lo, hi);
+        vstore(p + j * width, x);
+        largest = vumax(largest, x);
+    }
+    for (int j = 0; j < from; j++) vstore(s + j * width, vset(0));
+    for (int j = to; j < CHUNK; j++) vstore(s + j * width, vset(0));
+    vstore(row_max, top);
+    vstore(row_sum, column_sum(s, width));
+    if (!codes) return;
+    vf inverse = vpositive(largest, vdiv(vset(P_LIMIT), largest));
+    vstore(p_scale, vdiv(largest, vset(P_LIMIT)));
+    for (int j = from; j < to; j += 2) {
+        vi even = weight_codes(vload(p + j * width), inverse), odd = weight_codes(vload(p + (j + 1) * width), inverse);
+        istore(s + j / 2 * width, ior(even, ishl(odd, 16)));
+    }
+}
+
+AI void wide_values(const tile_work *w, const chunk_view *c, int from, int to, const int nv) {
+    const int width = nv * VL;
+    for (int d = 0; d < w->dv; d += COLUMNS) {
+        float *o = w->oc + (int64_t)d * width;
+        if (!w->codes) {
+            vf acc[COLUMNS][2];
+            row_product(w->s, width, NULL, w->v_used, 0, d, (int)max64(from, c->lo), (int)min64(to, c->hi), acc, nv);
+            UNROLL for (int i = 0; i < COLUMNS; i++) UNROLL for (int v = 0; v < nv; v++) vstore(o + i * width + v * VL, acc[i][v]);
+            continue;
+        }
+        vi acc[COLUMNS][2];
+        row_product_pairs((const int32_t *)w->s, width, (const int32_t *)w->v + d, w->dv, from / 2, to / 2, acc, nv);
+        UNROLL for (int v = 0; v < nv; v++) {
+            vf scale = vload(w->p_scale + v * VL);
+            UNROLL for (int i = 0; i < COLUMNS; i++) vstore(o + i * width + v * VL, vmul(vcvt(acc[i][v]), scale));
+        }
+    }
+}
+
+AI void fold_columns(tile_work *w, int row, const float *m2, const float *l2, const float *o2, const int nv) {
+    const int width = nv * VL;
+    UNROLL for (int v = 0; v < nv; v++) {
+        float *m = w->m + row + v * VL, *l = w->l + row + v * VL, *o = w->o + (int64_t)row * w->ov + v * VL;
+        const float *more = o2 + v * VL;
+        vf old = vload(m), chunk = vload(m2 + v * VL), top = vmax(chunk, old);
+        vf keep = vexp2(vsub(old, top)), add = vexp2(vsub(chunk, top));
+        /* a row that sees nothing of the chunk stays as it is */
+        keep = vseen(keep, vset(1.0f), chunk);
+        add = vseen(add, vset(0), chunk);
+        vstore(m, vseen(top, old, chunk));
+        vstore(l, vadd(vmul(vload(l), keep), vmul(vload(l2 + v * VL), add)));
+        for (int d = 0; d < w->ov; d++) vstore(o + d * width, vfma(vload(more + d * width), add, vmul(vload(o + d * width), keep)));
+    }
+}
+
+/* a chunk for the rows from `row` on: lanes of one or two vectors */
+AI void wide_block(tile_work *w, const chunk_view *c, int row, float *part, const int nv) {
+    const int width = nv * VL;
+    int32_t lo[WIDE], hi[WIDE];
+    int from = CHUNK, to = 0, full = 1;
+    float max[WIDE], sum[WIDE];
+    for (int i = 0; i < width; i++) {
+        int a, b;
+        row_range(w, c, row + i, &a, &b);
+        lo[i] = a, hi[i] = b;
+        from = a < from ? a : from;
+        to = b > to ? b : to;
+        full &= a == 0 && b == CHUNK;
+    }
+    if (from < to) {
+        from = from / COLUMNS * COLUMNS;
+        to = (int)round_up(to, COLUMNS);
+        wide_scores(w, c, row, from, to, nv);
+        UNROLL for (int v = 0; v < nv; v++) {
+            float *s = w->s + v * VL, *p = w->p + v * VL;
+            vi first = iload(lo + v * VL), last = iload(hi + v * VL);
+            if (w->codes && full) softmax_columns(s, p, 0, CHUNK, first, last, w->cap, c, max + v * VL, sum + v * VL, w->p_scale + v * VL, width, 1, 1);
+            else if (w->codes) softmax_columns(s, p, from, to, first, last, w->cap, c, max + v * VL, sum + v * VL, w->p_scale + v * VL, width, 1, 0);
+            else if (full) softmax_columns(s, p, 0, CHUNK, first, last, w->cap, c, max + v * VL, sum + v * VL, NULL, width, 0, 1);
+            else softmax_columns(s, p, from, to, first, last, w->cap, c, max + v * VL, sum + v * VL, NULL, width, 0, 0);
+        }
+        wide_values(w, c, from, to, nv);
+    } else {
+        memset(sum, 0, sizeof(sum));
+        memset(w->oc, 0, (size_t)(w->ov * width) * sizeof(float));
+    }
+    for (int i = 0; i < width; i++)
+        if (lo[i] >= hi[i]) max[i] = -INFINITY;
+    if (part) keep_partial(w, part, max, sum, w->oc, row, width);
+    else fold_columns(w, row, max, sum, w->oc, nv);
+}
+
+static void run_wide(tile_work *w, int from, int to, int n_tokens, float *part) {
+    chunk_view views[2];
+    locate(w, &views[0], from, n_tokens);
+    for (int at = from; at < to; at++) {
+        chunk_view *c = &views[(at - from) % 2], *next = c;
+        if (at + 1 < to) {
+            next = &views[(at + 1 - from) % 2];
+            locate(w, next, at + 1, n_tokens);
+        }
+        if (w->codes) {
+            load_scales(c);
+            widen_codes(w, c);
+        } else {
+            load_keys(&w->read, c, next, w->kt);
+            load_values(&w->read, c, w->v, w->v_used);
+        }
+        for (int row = 0; row < w->n_rows; row += WIDE) {
+            if (w->n_rows - row > VL) wide_block(w, c, row, part, 2);
+            else wide_block(w, c, row, part, 1);
+        }
+        if (part) part += partial_floats(w->n_rows, w->ov);
+    }
+}
+
+/* ---- items and tiles ---- */
+static void fold_partial(tile_work *w, const float *part) {
+    int64_t padded = round_up(w->n_rows, BLOCK);
+    const float *l = part + padded, *o = part + 2 * padded;
+    if (!is_wide(w->n_rows)) {
+        fold(w->n_rows, w->m, w->l, w->o, part, l, o, w->ov);
+        return;
+    }
+    for (int row = 0; row < w->n_rows; row += WIDE) {
+        if (w->n_rows - row > VL) fold_columns(w, row, part + row, l + row, o + (int64_t)row * w->ov, 2);
+        else fold_columns(w, row, part + row, l + row, o + (int64_t)row * w->ov, 1);
+    }
+}
+
+/* what a row's sums are multiplied by in the end */
+static float row_factor(const pw_attn *a, int head, float m, float l) {
     float keep = 1;
     if (a->sinks != NULL) {
-        float sink = a->sinks[head], top = m > sink ? m : sink;
-        keep = m == -INFINITY ? 0 : exp1(m - top);
-        l = l * keep + exp1(sink - top);
+        float sink = a->sinks[head] * LOG2E, top = m > sink ? m : sink;
+        keep = m == -INFINITY ? 0 : exp2_one(m - top);
+        l = l * keep + exp2_one(sink - top);
     }
-    float scale = l > 0 ? keep / l : 0;
-    for (int d = 0; d < dv; d++) out[d] = o[d] * scale;
+    return l == 0 ? 0 : keep / l;
 }
 
-static void clear_state(tile_work *w) {
-    for (int r = 0; r < w->n_rows; r++) {
-        w->m[r] = -INFINITY;
-        w->l[r] = 0;
-    }
-    memset(w->o, 0, (size_t)w->n_rows * w->ov * sizeof(float));
+static float *out_row(const tile_work *w, int row, float *out, int64_t ldo, int dv) {
+    return out + row / w->group * ldo + (int64_t)(w->read.head * w->group + row % w->group) * dv;
 }
 
-static void write_tile(tile_work *w, const attn_plan *p, const pw_attn *a, const tile_info *t, int dv, float *out, int64_t ldo) {
-    for (int r = 0; r < w->n_rows; r++) {
-        int head = t->head * p->group + r % p->group;
-        float *to = out + (a->query_start[t->seq] + t->first + r / p->group) * ldo + (int64_t)head * dv;
-        finish_row(a, head, w->m[r], w->l[r], w->o + (int64_t)r * w->ov, dv, to);
+/* `out`: of the tile's first token */
+static void write_tile(tile_work *w, float *out, int64_t ldo, int dv) {
+    float *factor = w->l;
+    for (int r = 0; r < w->n_rows; r++)
+        factor[r] = row_factor(w->attn, w->read.head * w->group + r % w->group, w->m[r], w->l[r]);
+    if (!is_wide(w->n_rows)) {
+        for (int r = 0; r < w->n_rows; r++)
+            for (int d = 0; d < dv; d++) out_row(w, r, out, ldo, dv)[d] = w->o[(int64_t)r * w->ov + d] * factor[r];
+        return;
     }
-}
-
-/* where chunk number `chunk` lies for queries at [pos, pos + n_tokens) */
-static void locate(const reader *r, chunk_view *c, int64_t chunk, int64_t pos, int n_tokens) {
-    c->start = chunk * CHUNK;
-    c->lo = (int)max64(0, first_key(r->attn, r->seq, pos) - c->start);
-    c->hi = (int)min64(CHUNK, pos + n_tokens - c->start);
-    if (r->kv->format == KV_INT8) locate_codes(r, c);
-    else locate_rows(r, c);
+    for (int row = 0; row < w->n_rows; row += 4) {
+        int first = row / WIDE * WIDE;
+        int64_t width = min64(WIDE, round_up(w->n_rows - first, VL));
+        for (int d = 0; d < dv; d += VL) {
+            const char *lines[VL];
+            vi words[4];
+            float part[VL];
+            for (int i = 0; i < VL; i++) lines[i] = (const char *)(w->o + (int64_t)first * w->ov + (d + i) * width);
+            transpose_words(lines, (row - first) * 4, words);
+            for (int i = 0; i < 4 && row + i < w->n_rows; i++) {
+                vstore(part, vmul(vload((const float *)&words[i]), vset(factor[row + i])));
+                memcpy(out_row(w, row + i, out, ldo, dv) + d, part, (size_t)min64(VL, dv - d) * sizeof(float));
+            }
+        }
+    }
 }
 
 static void run_item(attn_plan *p, const pw_attn *a, const pw_kv *kv, const float *q, int64_t ldq, float *out, int64_t ldo,
                      const item_info *item) {
-    tile_work work, *w = &work;
     const tile_info *t = &p->tiles[item->tile];
-    work_init(w, kv, t->n_tokens * p->group, p->group, p->ov);
-    reader r = {a, kv, t->seq, t->head, p->ov};
-    pack_queries(w, q + (a->query_start[t->seq] + t->first) * ldq + (int64_t)t->head * p->group * kv->dk, ldq, a->scale);
-    clear_state(w);
-    int64_t pos = first_position(a, t->seq) + t->first;
-    int64_t padded = round_up(w->n_rows, BLOCK), stride = partial_floats(w->n_rows, w->ov);
-    chunk_view views[2];
-    locate(&r, &views[item->chunk_from % 2], item->chunk_from, pos, t->n_tokens);
-    for (int64_t chunk = item->chunk_from; chunk < item->chunk_to; chunk++) {
-        chunk_view *c = &views[chunk % 2], *next = c;
-        if (chunk + 1 < item->chunk_to) {
-            next = &views[(chunk + 1) % 2];
-            locate(&r, next, chunk + 1, pos, t->n_tokens);
-        }
-        if (w->codes) load_scales(c);
-        else load_numbers(&r, c, next, w->kt, w->v, w->v_used);
-        float *part = p->partial + t->partial + (chunk - t->chunk_from) * stride;
-        for (int i = 0; i < w->rows.n_tiles; i++) {
-            int start = (int)tile_start(&w->rows, i), n = tile_count(&w->rows, i);
-            int row_lo[MT_MAX], row_hi[MT_MAX], lo = CHUNK, hi = 0;
-            float row_max[MT_MAX], row_sum[MT_MAX];
-            for (int m = 0; m < n; m++) {
-                int64_t at = pos + (start + m) / p->group;
-                row_lo[m] = (int)min64(CHUNK, max64(c->lo, first_key(a, t->seq, at) - c->start));
-                row_hi[m] = (int)max64(0, min64(c->hi, at + 1 - c->start));
-                lo = row_lo[m] < lo ? row_lo[m] : lo;
-                hi = row_hi[m] > hi ? row_hi[m] : hi;
-            }
-            if (lo < hi) chunk_rows(w, a, c, i, lo, hi, row_lo, row_hi, row_max, row_sum);
-            for (int m = 0; m < n; m++)
-                if (row_lo[m] >= row_hi[m]) row_max[m] = -INFINITY;
-            if (t->n_items == 1) {
-                fold(n, w->m + start, w->l + start, w->o + (int64_t)start * w->ov, row_max, row_sum, w->oc, w->ov);
-                continue;
-            }
-            memcpy(part + start, row_max, (size_t)n * sizeof(float));
-            memcpy(part + padded + start, row_sum, (size_t)n * sizeof(float));
-            memcpy(part + 2 * padded + (int64_t)start * w->ov, w->oc, (size_t)n * w->ov * sizeof(float));
-        }
-    }
-    if (t->n_items > 1) {
+    int64_t row = a->query_start[t->seq] + t->first;
+    tile_work work = {.attn = a, .read = {a, kv, t->seq, t->head, p->ov}, .group = p->group, .cap = a->softcap * LOG2E,
+                      .pos = first_position(a, t->seq) + t->first}, *w = &work;
+    work_init(w, kv, t->n_tokens * p->group, p->ov);
+    pack_queries(w, q + row * ldq + (int64_t)t->head * p->group * kv->dk, ldq, a->scale * LOG2E);
+    float *parts = t->n_items > 1 ? p->partial + t->partial : NULL;
+    int64_t stride = partial_floats(w->n_rows, w->ov);
+    float *part = parts ? parts + (item->chunk_from - t->chunk_from) * stride : NULL;
+    if (is_wide(w->n_rows)) run_wide(w, item->chunk_from, item->chunk_to, t->n_tokens, part);
+    else run_narrow(w, item->chunk_from, item->chunk_to, t->n_tokens, part);
+    if (parts) {
         if (atomic_fetch_sub(&p->open[item->tile], 1) != 1) return;
-        const float *part = p->partial + t->partial;
-        for (int64_t chunk = t->chunk_from; chunk < t->chunk_to; chunk++, part += stride)
-            for (int start = 0; start < w->n_rows; start += BLOCK)
-                fold((int)min64(BLOCK, w->n_rows - start), w->m + start, w->l + start, w->o + (int64_t)start * w->ov, part + start,
-                     part + padded + start, part + 2 * padded + (int64_t)start * w->ov, w->ov);
+        for (int i = 0; i < t->chunk_to - t->chunk_from; i++) fold_partial(w, parts + i * stride);
     }
-    write_tile(w, p, a, t, kv->dv, out, ldo);
+    write_tile(w, out + row * ldo, ldo, kv->dv);
 }
 
 void attend(attn_plan *p, const pw_attn *a, const pw_kv *kv, const float *q, int64_t ldq, float *out, int64_t ldo) {

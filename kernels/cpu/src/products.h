@@ -64,4 +64,32 @@ AI void product_pairs(const int32_t *a, int64_t sk, const int64_t sm, const int8
                                   : sums[0][m][v];
 }
 
+/* c[j] = sum over k of the rows' column k times b[k][n + j], lanes being rows: column k of a is at a + k * width */
+#define COLUMNS (VL / 2)
+AI void row_product(const float *a, int64_t width, const float *b, const float *const *rows, int64_t ldb, int64_t n, int from,
+                    int to, vf acc[COLUMNS][2], const int nv) {
+    UNROLL for (int j = 0; j < COLUMNS; j++) acc[j][0] = acc[j][1] = vset(0);
+    for (int k = from; k < to; k++) {
+        const float *y = (rows ? rows[k] : b + k * ldb) + n;
+        vf x0 = vload(a + k * width);
+        if (nv == 1) UNROLL for (int j = 0; j < COLUMNS; j++) fma1(&acc[j][0], x0, y + j);
+        if (nv == 1) continue;
+        vf x1 = vload(a + k * width + VL);
+        UNROLL for (int j = 0; j < COLUMNS; j++) fma2(&acc[j][0], &acc[j][1], x0, x1, y + j);
+    }
+}
+
+AI void row_product_pairs(const int32_t *a, int64_t width, const int32_t *b, int64_t ldb, int from, int to,
+                          vi acc[COLUMNS][2], const int nv) {
+    UNROLL for (int j = 0; j < COLUMNS; j++) acc[j][0] = acc[j][1] = izero();
+    for (int k = from; k < to; k++) {
+        const int32_t *y = b + k * ldb;
+        vi x0 = iload(a + k * width);
+        if (nv == 1) UNROLL for (int j = 0; j < COLUMNS; j++) dp16x1(&acc[j][0], x0, y + j);
+        if (nv == 1) continue;
+        vi x1 = iload(a + k * width + VL);
+        UNROLL for (int j = 0; j < COLUMNS; j++) dp16x2(&acc[j][0], &acc[j][1], x0, x1, y + j);
+    }
+}
+
 #endif

@@ -14,13 +14,17 @@ AI vf gate_vector(vf x, int gelu) {
     return vdiv(x, vadd(vset(1.0f), vexp(vsub(vset(0), u))));
 }
 
+/* the largest |x|, as the integers that its bits are: a NaN is above all numbers, and comes out */
 AI float row_top(const float *x, int64_t n) {
     vf most = vset(0);
     int64_t i = 0;
-    for (; i + VL <= n; i += VL) most = vmax(most, vabs(vload(x + i)));
-    float top = vhmax(most);
-    for (; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
-    return top;
+    for (; i + VL <= n; i += VL) most = vumax(most, vabs(vload(x + i)));
+    if (i < n) {
+        float rest[VL] = {0};
+        memcpy(rest, x + i, (size_t)(n - i) * sizeof(float));
+        most = vumax(most, vabs(vload(rest)));
+    }
+    return vhumax(most);
 }
 
 /* n numbers as codes of 16 bits up to `limit`, in pairs `stride` apart; returns their scale. n: a multiple of 16. */

@@ -3,6 +3,7 @@
 #define PW_SIMD_H
 
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 
 #define AI static inline __attribute__((always_inline))
@@ -44,6 +45,19 @@ AI vf vkeep(vf x, vf other, int base, int lo, int hi) {
     return _mm512_mask_blend_ps(in, other, x);
 }
 
+AI vf vkeep_rows(vf x, vf other, int at, vi lo, vi hi) {
+    vi here = _mm512_set1_epi32(at);
+    return _mm512_mask_blend_ps(_mm512_cmple_epi32_mask(lo, here) & _mm512_cmpgt_epi32_mask(hi, here), other, x);
+}
+AI vf vumax(vf a, vf b) { return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))); }
+AI float vhumax(vf a) {
+    union { uint32_t u; float f; } x = {.u = _mm512_reduce_max_epu32(_mm512_castps_si512(a))};
+    return x.f;
+}
+AI vf vseen(vf x, vf other, vf max) { return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(max, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ), other); }
+AI vf vsign(vf x, vf sign) { return _mm512_or_ps(x, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f))); }
+AI vf vpositive(vf x, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), y); }
+
 AI vi izero(void) { return _mm512_setzero_si512(); }
 AI vi iset(int32_t x) { return _mm512_set1_epi32(x); }
 AI vi iload(const void *p) { return _mm512_loadu_si512(p); }
@@ -53,6 +67,7 @@ AI vi iunpack32hi(vi a, vi b) { return _mm512_unpackhi_epi32(a, b); }
 AI vi iunpack64lo(vi a, vi b) { return _mm512_unpacklo_epi64(a, b); }
 AI vi iunpack64hi(vi a, vi b) { return _mm512_unpackhi_epi64(a, b); }
 #define ishl(a, n) _mm512_slli_epi32(a, n)
+AI vi ior(vi a, vi b) { return _mm512_or_si512(a, b); }
 AI vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 AI vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
 AI vi ishr4(vi a) { return _mm512_srli_epi16(a, 4); }
@@ -111,6 +126,22 @@ AI vf vkeep(vf x, vf other, int base, int lo, int hi) {
     return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(out));
 }
 
+AI vf vkeep_rows(vf x, vf other, int at, vi lo, vi hi) {
+    vi here = _mm256_set1_epi32(at);
+    vi in = _mm256_andnot_si256(_mm256_cmpgt_epi32(lo, here), _mm256_cmpgt_epi32(hi, here));
+    return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(in));
+}
+AI vf vumax(vf a, vf b) { return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b))); }
+AI float vhumax(vf a) {
+    __m128i x = _mm_castps_si128(_mm256_castps256_ps128(a)), y = _mm_castps_si128(_mm256_extractf128_ps(a, 1));
+    x = _mm_max_epu32(x, y);
+    x = _mm_max_epu32(x, _mm_unpackhi_epi64(x, x));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(x, _mm_shuffle_epi32(x, 1))));
+}
+AI vf vseen(vf x, vf other, vf max) { return _mm256_blendv_ps(x, other, _mm256_cmp_ps(max, _mm256_set1_ps(-INFINITY), _CMP_EQ_OQ)); }
+AI vf vsign(vf x, vf sign) { return _mm256_or_ps(x, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f))); }
+AI vf vpositive(vf x, vf y) { return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ), y); }
+
 AI vi izero(void) { return _mm256_setzero_si256(); }
 AI vi iset(int32_t x) { return _mm256_set1_epi32(x); }
 AI vi iload(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -120,6 +151,7 @@ AI vi iunpack32hi(vi a, vi b) { return _mm256_unpackhi_epi32(a, b); }
 AI vi iunpack64lo(vi a, vi b) { return _mm256_unpacklo_epi64(a, b); }
 AI vi iunpack64hi(vi a, vi b) { return _mm256_unpackhi_epi64(a, b); }
 #define ishl(a, n) _mm256_slli_epi32(a, n)
+AI vi ior(vi a, vi b) { return _mm256_or_si256(a, b); }
 AI vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 AI vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
 AI vi ishr4(vi a) { return _mm256_srli_epi16(a, 4); }
@@ -215,9 +247,21 @@ AI vf vexp(vf x) {
     return vmul(p, vpow2(n));
 }
 
-AI float exp1(float x) {
+/* 2^x for x <= 0, off by 2e-7 of it at most; 2^0 is exactly 1 and a NaN stays one (the order of max is why) */
+AI vf vexp2(vf x) {
+    x = vmax(vset(-126.0f), x);
+    vf n = vround(x), r = vsub(x, n);
+    vf p = vset(1.326472731307149e-3f);
+    p = vfma(p, r, vset(9.671512991189957e-3f));
+    p = vfma(p, r, vset(5.550733581185341e-2f));
+    p = vfma(p, r, vset(2.4022242426872253e-1f));
+    p = vfma(p, r, vset(6.931470036506653e-1f));
+    return vmul(vfma(p, r, vset(1.0f)), vpow2(n));
+}
+
+AI float exp2_one(float x) {
     float lanes[VL];
-    vstore(lanes, vexp(vset(x)));
+    vstore(lanes, vexp2(vset(x)));
     return lanes[0];
 }
 
