@@ -30,7 +30,7 @@ def words(source: random.Random, n: int) -> list[int]:
     return source.choices(range(2, VOCAB), k=n)
 
 
-def one_system_prompt(seed: int = 0, requests: int = 200) -> Iterator[Session]:
+def one_system_prompt(seed: int = 0, requests: int = 150) -> Iterator[Session]:
     """One instruction of 768 tokens before questions of 32 to 256; a fifth of the questions are asked again."""
     source = random.Random(seed)
     system = words(source, 768)
@@ -45,7 +45,7 @@ def one_system_prompt(seed: int = 0, requests: int = 200) -> Iterator[Session]:
         yield ask(asked[-1])
 
 
-def chat(seed: int = 1, conversations: int = 60, turns: int = 5) -> Iterator[Session]:
+def chat(seed: int = 1, conversations: int = 48, turns: int = 5) -> Iterator[Session]:
     """Conversations of five turns over one short instruction; every third is of low priority."""
     source = random.Random(seed)
     system = words(source, 64)
@@ -62,7 +62,7 @@ def chat(seed: int = 1, conversations: int = 60, turns: int = 5) -> Iterator[Ses
         yield talk(number)
 
 
-def agents(seed: int = 2, tasks: int = 8, rounds: int = 3, branches: int = 8) -> Iterator[Session]:
+def agents(seed: int = 2, tasks: int = 5, rounds: int = 3, branches: int = 8) -> Iterator[Session]:
     """Tasks of three rounds: eight branches propose from one context, each is reviewed and then scored, and the next
     round goes on from one of them."""
     source = random.Random(seed)
@@ -85,7 +85,7 @@ def agents(seed: int = 2, tasks: int = 8, rounds: int = 3, branches: int = 8) ->
 
 LOADS: dict[str, tuple[Callable[[], Iterator[Session]], int]] = {
     "one system prompt": (one_system_prompt, 12),
-    "chat": (chat, 40),
+    "chat": (chat, 32),
     "agents": (agents, 4),
 }
 """Each with how many sessions go on at once."""
