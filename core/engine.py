@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from core.clock import Clock
+from core.drafting import Drafting
 from core.hooks import Observers
 from core.interfaces.context_reduction import ContextReduction
 from core.interfaces.drafter import Drafter
@@ -27,7 +28,6 @@ from core.sequence import Sequence as Seq
 from core.types import (
     Budget,
     Draft,
-    DraftView,
     Event,
     FinishReason,
     InvalidRequest,
@@ -43,8 +43,8 @@ from core.types import (
 log = logging.getLogger("partwise")
 
 STALL_SECONDS = 5.0
-STEP_SEAMS = ("attention.kernel", "quantizer.weights", "quantizer.kv", "context_reduction")
-"""Whose code runs while the model computes."""
+STEP_SEAMS = ("attention.kernel", "attention.structure", "quantizer.weights", "quantizer.kv", "context_reduction")
+"""Whose code or weights the model computes with, the likeliest cause of a fault first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,6 @@ class Counters:
     preemptions: int = 0
     swaps: int = 0
     finished: Counter[str] = field(default_factory=Counter)
-    drafted: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
-    drafts: int = 0
 
 
 class Engine:
@@ -94,6 +91,7 @@ class Engine:
         drafter: Drafter,
         reduction: ContextReduction,
         limits: Limits,
+        parts: Mapping[str, str],
         labels: Mapping[str, str],
         observers: Observers,
         clock: Clock,
@@ -103,9 +101,12 @@ class Engine:
         self.runner = runner
         self.memory = memory
         self.scheduler = scheduler
-        self.drafter = drafter
+        self.drafting = Drafting(
+            drafter, k=limits.draft_k, vocab_size=limits.vocab_size, needs_hidden=needs_hidden
+        )
         self.reduction = reduction
         self.limits = limits
+        self.parts = parts
         self.labels = labels
         self.observers = observers
         self.clock = clock
@@ -116,8 +117,6 @@ class Engine:
         self._unforked: dict[str, list[Seq]] = {}
         self._orphans: set[str] = set()
         self._events: list[Event] = []
-        self._needs_hidden = needs_hidden
-        self._hidden: dict[str, list[Tensor]] = {}
         self._seeds = torch.Generator().manual_seed(seed if seed is not None else secrets.randbits(63))
         self._progress_at = time.monotonic()
         self._last_step: dict[str, Any] = {}
@@ -206,8 +205,7 @@ class Engine:
                 prompt_logprobs, verified = self._verify(rows, logits[:, : self.limits.vocab_size])
         except Exception as error:
             if len(rows) == 1:
-                parts = ", ".join(self.labels[seam] for seam in STEP_SEAMS)
-                self._fail(rows[0].seq, self._told(f"the model's step ({parts})", error))
+                self._fail(rows[0].seq, self._told(self._model_step(), error))
                 return
             log.warning("a step of %d sequences failed (%s); trying each alone", len(rows), error)
             for row in self._leaders_first(rows):
@@ -217,9 +215,7 @@ class Engine:
         for row, start in zip(rows, batch.query_starts, strict=False):
             before = row.seq.num_computed
             self._commit(row, prompt_logprobs.get(row.seq.id, []), verified.get(row.seq.id))
-            if self._needs_hidden and row.seq.state is State.RUNNING:
-                kept = hidden[start : start + row.seq.num_computed - before]
-                self._hidden.setdefault(row.seq.id, []).append(kept)
+            self.drafting.watch(row.seq, hidden[start : start + row.seq.num_computed - before])
 
     def _verify(
         self, rows: list[Row], logits: Tensor
@@ -249,6 +245,12 @@ class Engine:
             line += 1 + len(row.draft.tokens)
         return prompt, verified
 
+    def _prompt_logprobs(self, row: Row, logits: Tensor) -> list[TokenLogprob]:
+        first = row.seq.num_computed + 1
+        n_top = row.seq.request.params.prompt_logprobs
+        assert n_top is not None
+        return token_logprobs(logits, row.seq.tokens[first : first + len(logits)], n_top)
+
     def _commit(
         self, row: Row, prompt_logprobs: list[TokenLogprob], sampled: tuple[Verified, list[TokenLogprob]] | None
     ) -> None:
@@ -266,12 +268,12 @@ class Engine:
             return
         verified, logprobs = sampled
         if not verified.finite:
-            self._fail(seq, "the model gave logits that are not finite numbers for this request")
+            self._fail(seq, f"{self._model_step()} gave logits that are not finite numbers for this request")
             return
         if seq.num_output == 0 and not self._prompt_done(seq):
             return
         tokens, stop = self._kept(seq, verified.tokens)
-        self._count_drafts(row.draft, min(verified.n_accepted, len(tokens)))
+        self.drafting.count(row.draft, min(verified.n_accepted, len(tokens)))
         seq.tokens += tokens
         seq.num_computed = min(seq.num_computed + verified.n_accepted, len(seq.tokens))
         self.counters.generated_tokens += len(tokens)
@@ -295,22 +297,12 @@ class Engine:
 
     def _propose(self, stepped: Sequence[Seq]) -> None:
         """Drafts for the sequences whose next step decodes."""
-        views = []
-        for seq in stepped:
-            k = min(self.limits.draft_k, seq.max_total - seq.num_tokens - 1)
-            if seq.state is State.RUNNING and seq.remaining == 1 and k > 0:
-                hidden = self._hidden.pop(seq.id, None)
-                views.append(
-                    (
-                        seq,
-                        DraftView(
-                            seq.id, seq.tokens, k, seq.request.params.temperature, torch.cat(hidden) if hidden else None
-                        ),
-                    )
-                )
-        if views:
-            with self.clock.span("drafter"):
-                self._take_drafts(views)
+        with self.clock.span("drafter"):
+            for seq, draft in self.drafting.propose(stepped):
+                if isinstance(draft, Draft):
+                    seq.draft = draft
+                else:
+                    self._fail(seq, self._told(self.labels["drafter"], draft))
 
     # --- planning -------------------------------------------------------------------------------------------------
 
@@ -588,58 +580,10 @@ class Engine:
             self._guarded(self.labels["scheduler"], partial(self.scheduler.added, follower))
 
     def _forget(self, seq: Seq) -> None:
-        self._hidden.pop(seq.id, None)
-        self._guarded(self.labels["drafter"], lambda: self.drafter.forget(seq.id))
+        self._guarded(self.labels["drafter"], lambda: self.drafting.forget(seq.id))
 
     def _forget_context(self, seq: Seq) -> None:
         self._guarded(self.labels["context_reduction"], partial(self.reduction.ended, seq.id))
-
-    # --- drafts ---------------------------------------------------------------------------------------------------
-
-    def _take_drafts(self, views: list[tuple[Seq, DraftView]]) -> None:
-        """Ask for drafts; if that fails, each sequence is asked for alone, to end only those at fault."""
-        try:
-            drafts = list(self.drafter.propose([view for _, view in views]))
-            if len(drafts) != len(views):
-                raise PartFault(f"it returned {len(drafts)} drafts for {len(views)} sequences")
-        except Exception as error:
-            if len(views) == 1:
-                self._fail(views[0][0], self._told(self.labels["drafter"], error))
-            for pair in views if len(views) > 1 else ():
-                self._take_drafts([pair])
-            return
-        for (seq, view), draft in zip(views, drafts, strict=True):
-            fault = self._draft_fault(draft, view.k)
-            if fault:
-                self._fail(seq, f"{self.labels['drafter']} {fault}")
-            else:
-                seq.draft = draft
-
-    def _draft_fault(self, draft: Draft, k: int) -> str | None:
-        if not isinstance(draft, Draft):
-            return f"returned a {type(draft).__name__} where a Draft belongs"
-        if len(draft.tokens) > k:
-            return f"drafted {len(draft.tokens)} tokens where {k} were asked for"
-        vocab = self.limits.vocab_size
-        wrong = next((t for t in draft.tokens if type(t) is not int or not 0 <= t < vocab), None)
-        if wrong is not None:
-            return f"drafted {wrong!r}; token ids lie in [0, {vocab - 1}]"
-        if draft.probs is not None and tuple(draft.probs.shape) != (len(draft.tokens), vocab):
-            return f"gave probs of shape {tuple(draft.probs.shape)}, not [{len(draft.tokens)}, {vocab}]"
-        return None
-
-    def _count_drafts(self, draft: Draft, n_accepted: int) -> None:
-        if draft.tokens:
-            self.counters.drafts += 1
-        for position in range(len(draft.tokens)):
-            self.counters.drafted[position] += 1
-            self.counters.accepted[position] += position < n_accepted
-
-    def _prompt_logprobs(self, row: Row, logits: Tensor) -> list[TokenLogprob]:
-        first = row.seq.num_computed + 1
-        n_top = row.seq.request.params.prompt_logprobs
-        assert n_top is not None
-        return token_logprobs(logits, row.seq.tokens[first : first + len(logits)], n_top)
 
     # --- faults ---------------------------------------------------------------------------------------------------
 
@@ -652,6 +596,9 @@ class Engine:
         message = self._told(self.labels[seam], error)
         for seq in [*self.running, *self.waiting]:
             self._fail(seq, message)
+
+    def _model_step(self) -> str:
+        return f"the model's step ({', '.join(self.labels[seam] for seam in STEP_SEAMS)})"
 
     def _told(self, label: str, error: Exception) -> str:
         if isinstance(error, PartFault) and label in str(error):
@@ -692,6 +639,7 @@ class Engine:
         self._last_step = {
             "batch_size": len(rows),
             "tokens": sum(row.n_tokens for row in rows),
+            "generated": sum(len(event.tokens) for event in self._events),
             "running": len(self.running),
             "waiting": len(self.waiting),
         }
@@ -699,7 +647,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Everything measured so far, as plain numbers. Times are seconds by seam, for all steps together."""
-        c, cache, lookups = self.counters, self.memory.cache.stats, self.memory.lookups
+        c, d, cache, lookups = self.counters, self.drafting, self.memory.cache.stats, self.memory.lookups
         return {
             "running": len(self.running),
             "waiting": len(self.waiting) + sum(map(len, self._unforked.values())),
@@ -712,9 +660,9 @@ class Engine:
             "cached_tokens": c.cached_tokens,
             "preemptions": c.preemptions,
             "swaps": c.swaps,
-            "drafts": c.drafts,
-            "drafted": [c.drafted[i] for i in range(len(c.drafted))],
-            "accepted": [c.accepted[i] for i in range(len(c.drafted))],
+            "drafts": d.drafts,
+            "drafted": [d.drafted[i] for i in range(len(d.drafted))],
+            "accepted": [d.accepted[i] for i in range(len(d.drafted))],
             "last_step": dict(self._last_step),
             "scheduler": self._scheduler_counts(),
             "kv": self.memory.stats(self.live()),
