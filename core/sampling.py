@@ -80,7 +80,7 @@ class Sampler:
         p = self.params
         scaled = logits - logits.max()
         scaled /= max(p.temperature, np.finfo(np.float32).tiny)
-        weights = np.exp(scaled, out=scaled)
+        weights: Row = np.exp(scaled, out=scaled)
         if p.min_p > 0:
             weights[weights < p.min_p] = 0.0
         if 0 < p.top_k < len(weights):
