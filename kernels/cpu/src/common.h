@@ -105,11 +105,10 @@ enum { A_F32 = 0, A_INT16 = 1, A_INT8 = 2 };
 typedef struct {
     int kind, planes;
     int64_t k;           /* padded to 32 */
-    int64_t plane_bytes; /* from a plane to the next, in all three arrays */
+    int64_t plane_bytes; /* from a plane to the next, in both arrays */
     tiling tiles;
     void *codes;
-    float *scale; /* A_INT16: one a row; A_INT8: one a group of 32 */
-    float *sum;   /* A_INT8: scale times the sum of the group's codes */
+    float *factors; /* A_INT16: a scale a row; A_INT8: of each group of 32 a scale, scale * -MAGIC, scale * sum of codes */
 } activations;
 
 size_t act_bytes(const pw_linear *w, int64_t rows);

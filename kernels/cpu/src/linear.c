@@ -21,6 +21,10 @@
 #define A_LIMIT 8191.0f
 #define EXACT_K 2048 /* 127 * 8191 * 2048 fits 32 bits */
 #define SUPER_ROWS 96
+#define FACTORS 3
+/* Sums of 4-bit by 8-bit codes start at these bits, so that they are the float MAGIC + sum without a conversion */
+#define MAGIC 12582912.0f
+#define MAGIC_BITS 0x4b400000
 #define Q8_BYTES 544
 #define Q4_1_BYTES 320
 #define Q4_0_BYTES 288
@@ -35,7 +39,7 @@ static int64_t act_slots(int64_t rows) { return rows + MT_MAX * ceil_div(rows, M
 
 static int64_t plane_bytes(const pw_linear *w, int64_t rows) {
     int64_t slots = act_slots(rows), k = round_up(w->k, GROUP);
-    return round_up(slots * k * code_size(act_kind(w->kind)), 64) + 2 * round_up(slots * (k / GROUP) * 4, 64);
+    return round_up(slots * k * code_size(act_kind(w->kind)), 64) + round_up(FACTORS * slots * (k / GROUP) * 4, 64);
 }
 
 size_t act_bytes(const pw_linear *w, int64_t rows) { return (size_t)(act_planes(w) * plane_bytes(w, rows)); }
@@ -48,23 +52,28 @@ void act_init(activations *a, const pw_linear *w, int64_t rows, void *memory) {
     a->plane_bytes = plane_bytes(w, rows);
     a->tiles = tile_rows(rows);
     a->codes = memory;
-    a->scale = (float *)((char *)memory + round_up(slots * a->k * code_size(a->kind), 64));
-    a->sum = (float *)((char *)a->scale + round_up(slots * (a->k / GROUP) * 4, 64));
+    a->factors = (float *)((char *)memory + round_up(slots * a->k * code_size(a->kind), 64));
 }
 
 static activations plane_of(const activations *a, int plane) {
     activations p = *a;
     p.codes = (char *)a->codes + plane * a->plane_bytes;
-    p.scale = (float *)((char *)a->scale + plane * a->plane_bytes);
-    p.sum = (float *)((char *)a->sum + plane * a->plane_bytes);
+    p.factors = (float *)((char *)a->factors + plane * a->plane_bytes);
     return p;
+}
+
+/* of a group's largest number; its last two bits are clear, so that its product with MAGIC is exact */
+static float group_scale(float top) {
+    union { float f; uint32_t u; } scale = {.f = top / 127.0f};
+    if (top == top) scale.u &= ~3u;
+    return scale.f;
 }
 
 static void put_int8(activations *a, int64_t slot, int m, int mt, const float *row) {
     int32_t *to = (int32_t *)a->codes + slot * a->k / 4 + m;
     for (int64_t g = 0; g < a->k / GROUP; g++) {
         const float *x = row + g * GROUP;
-        float top = row_top(x, GROUP), inverse = top > 0 ? 127.0f / top : 0, scale = top / 127.0f;
+        float top = row_top(x, GROUP), inverse = top > 0 ? 127.0f / top : 0, scale = group_scale(top);
         vf sum = vset(0);
         int8_t codes[GROUP + VL];
         int32_t quads[GROUP / 4];
@@ -75,15 +84,16 @@ static void put_int8(activations *a, int64_t slot, int m, int mt, const float *r
         }
         memcpy(quads, codes, GROUP);
         for (int j = 0; j < GROUP / 4; j++) to[(g * (GROUP / 4) + j) * mt] = quads[j];
-        int64_t at = slot * (a->k / GROUP) + g * mt + m;
-        a->scale[at] = scale;
-        a->sum[at] = scale * vhsum(sum);
+        float *factor = a->factors + FACTORS * (slot * (a->k / GROUP) + g * mt) + m;
+        factor[0] = scale;
+        factor[mt] = scale * -MAGIC;
+        factor[2 * mt] = scale * vhsum(sum);
     }
 }
 
 static void put_plane(activations *a, int64_t slot, int m, int mt, const float *row) {
     if (a->kind == A_INT16) {
-        a->scale[slot + m] = put_pairs(row, a->k, A_LIMIT, (int32_t *)a->codes + slot * a->k / 2 + m, mt);
+        a->factors[slot + m] = put_pairs(row, a->k, A_LIMIT, (int32_t *)a->codes + slot * a->k / 2 + m, mt);
     } else if (a->kind == A_INT8) {
         put_int8(a, slot, m, mt, row);
     } else {
@@ -98,7 +108,7 @@ static void leave(const activations *a, const float *row, float *rest) {
     float limit = a->kind == A_INT16 ? A_LIMIT : 127.0f;
     for (int64_t from = 0; from < a->k; from += width) {
         float top = row_top(row + from, width);
-        vf inverse = vset(top > 0 ? limit / top : 0), scale = vset(-top / limit);
+        vf inverse = vset(top > 0 ? limit / top : 0), scale = vset(a->kind == A_INT16 ? -top / limit : -group_scale(top));
         for (int64_t i = from; i < from + width; i += VL) {
             vf x = vload(row + i);
             vstore(rest + i, vfma(vcvt(vcvti(vmul(x, inverse))), scale, x));
@@ -207,15 +217,21 @@ AI void tile_q8_part(const int32_t *a, const float *a_scale, int64_t groups, con
     UNROLL for (int m = 0; m < mt; m++) vstore(out + m * OUT_COLUMNS, vmul(sum[m], vset(a_scale[m])));
 }
 
-AI void tile_q4_part(const int32_t *a, const float *a_scale, const float *a_sum, int64_t groups, const uint8_t *w,
-                     const int half, float *out, const int with_min, const int mt) {
+#ifdef PW_VNNI
+#define Q4_START iset(MAGIC_BITS)
+#else
+#define Q4_START izero()
+#endif
+
+AI void tile_q4_part(const int32_t *a, const float *factor, int64_t groups, const uint8_t *w, const int half, float *out,
+                     const int with_min, const int mt) {
     const vi low = iset8(15);
     vf sum[MT_MAX];
     UNROLL for (int m = 0; m < mt; m++) sum[m] = vset(0);
-    for (int64_t g = 0; g < groups; g++, w += with_min ? Q4_1_BYTES : Q4_0_BYTES, a += GROUP / 4 * mt, a_scale += mt, a_sum += mt) {
+    for (int64_t g = 0; g < groups; g++, w += with_min ? Q4_1_BYTES : Q4_0_BYTES, a += GROUP / 4 * mt, factor += FACTORS * mt) {
         vi acc[MT_MAX];
         if (half == 0) fetch_ahead(w, with_min ? Q4_1_BYTES : Q4_0_BYTES);
-        UNROLL for (int m = 0; m < mt; m++) acc[m] = izero();
+        UNROLL for (int m = 0; m < mt; m++) acc[m] = Q4_START;
         UNROLL for (int s = 0; s < GROUP / 8; s++) {
             vi bytes = iload(w + s * 4 * BLOCK + half * 4 * VL);
             vi x = iand(bytes, low), y = iand(ishr4(bytes), low);
@@ -227,11 +243,12 @@ AI void tile_q4_part(const int32_t *a, const float *a_scale, const float *a_sum,
         vf scale = vhalf(factors);
         vf least = with_min ? vhalf(factors + BLOCK) : vmul(scale, vset(-8.0f));
         UNROLL for (int m = 0; m < mt; m++) {
-#ifndef PW_VNNI
-            acc[m] = imadd16(acc[m], iset16(1));
+#ifdef PW_VNNI
+            vf part = vfma(vfloat(acc[m]), vset(factor[m]), vset(factor[mt + m]));
+#else
+            vf part = vmul(vcvt(imadd16(acc[m], iset16(1))), vset(factor[m]));
 #endif
-            sum[m] = vfma(vmul(vcvt(acc[m]), vset(a_scale[m])), scale, sum[m]);
-            sum[m] = vfma(least, vset(a_sum[m]), sum[m]);
+            sum[m] = vfma(least, vset(factor[2 * mt + m]), vfma(part, scale, sum[m]));
         }
     }
     UNROLL for (int m = 0; m < mt; m++) vstore(out + m * OUT_COLUMNS, sum[m]);
@@ -243,14 +260,14 @@ static void tile_q8(int mt, const int32_t *a, const float *a_scale, int64_t grou
 #undef CALL
 }
 
-static void tile_q4_1(int mt, const int32_t *a, const float *s, const float *sum, int64_t groups, const uint8_t *w, float *out) {
-#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_part(a, s, sum, groups, w, h, out + h * VL, 1, M)
+static void tile_q4_1(int mt, const int32_t *a, const float *factor, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_part(a, factor, groups, w, h, out + h * VL, 1, M)
     MT_SWITCH(mt, CALL)
 #undef CALL
 }
 
-static void tile_q4_0(int mt, const int32_t *a, const float *s, const float *sum, int64_t groups, const uint8_t *w, float *out) {
-#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_part(a, s, sum, groups, w, h, out + h * VL, 0, M)
+static void tile_q4_0(int mt, const int32_t *a, const float *factor, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_part(a, factor, groups, w, h, out + h * VL, 0, M)
     MT_SWITCH(mt, CALL)
 #undef CALL
 }
@@ -270,23 +287,23 @@ static void tile_product(const activations *a, const pw_linear *w, int64_t pair,
     int64_t bytes = block_bytes(w, a->k), slot = tile_slot(&a->tiles, tile), groups = a->k / GROUP;
     const uint8_t *left = w->data + one * bytes, *right = w->data + two * bytes;
     const int32_t *codes = (const int32_t *)((const char *)a->codes + slot * a->k * code_size(a->kind));
-    const float *scale = a->scale + (a->kind == A_INT8 ? slot * groups : slot), *sum = a->sum + slot * groups;
+    const float *factor = a->factors + (a->kind == A_INT8 ? FACTORS * slot * groups : slot);
     switch (w->kind) {
     case W_F32: tile_f32(mt, (const float *)codes, a->k, (const float *)left, (const float *)right, out); return;
     case W_INT8:
-        tile_int8(mt, codes, scale, a->k, (const int8_t *)left, (const int8_t *)right, w->scale + one * BLOCK, w->scale + two * BLOCK, out);
+        tile_int8(mt, codes, factor, a->k, (const int8_t *)left, (const int8_t *)right, w->scale + one * BLOCK, w->scale + two * BLOCK, out);
         return;
     case W_Q8:
-        tile_q8(mt, codes, scale, groups, left, out);
-        tile_q8(mt, codes, scale, groups, right, out + BLOCK);
+        tile_q8(mt, codes, factor, groups, left, out);
+        tile_q8(mt, codes, factor, groups, right, out + BLOCK);
         return;
     case W_Q4_1:
-        tile_q4_1(mt, codes, scale, sum, groups, left, out);
-        tile_q4_1(mt, codes, scale, sum, groups, right, out + BLOCK);
+        tile_q4_1(mt, codes, factor, groups, left, out);
+        tile_q4_1(mt, codes, factor, groups, right, out + BLOCK);
         return;
     default:
-        tile_q4_0(mt, codes, scale, sum, groups, left, out);
-        tile_q4_0(mt, codes, scale, sum, groups, right, out + BLOCK);
+        tile_q4_0(mt, codes, factor, groups, left, out);
+        tile_q4_0(mt, codes, factor, groups, right, out + BLOCK);
     }
 }
 

@@ -34,6 +34,7 @@ AI vf vbf16(const uint16_t *p) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
+AI vf vfloat(vi a) { return _mm512_castsi512_ps(a); }
 AI vf vcvt(vi a) { return _mm512_cvtepi32_ps(a); }
 AI vi vcvti(vf a) { return _mm512_cvtps_epi32(a); }
 AI vf vpow2(vf n) { return _mm512_scalef_ps(_mm512_set1_ps(1.0f), n); }
@@ -112,6 +113,7 @@ AI vf vbf16(const uint16_t *p) {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
+AI vf vfloat(vi a) { return _mm256_castsi256_ps(a); }
 AI vf vcvt(vi a) { return _mm256_cvtepi32_ps(a); }
 AI vi vcvti(vf a) { return _mm256_cvtps_epi32(a); }
 AI vf vpow2(vf n) {
