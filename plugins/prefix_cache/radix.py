@@ -5,79 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from core.interfaces.eviction import GONE, EvictionQueue, new_entry
+from core.interfaces.eviction import new_entry
+from core.interfaces.page_tree import PageNode, PageTreeCache
 from core.interfaces.plugin import CacheContext, Options
-from core.interfaces.prefix_cache import CacheEntry, Insertion, PrefixCache
-from core.types import Match
+from core.interfaces.prefix_cache import CacheEntry, Insertion
 
 Run = tuple[int | str, ...]
 """The tokens of one page; those of the first page have the salt before them."""
 
 
-class Node:
-    """An edge of the tree with what hangs below it: `runs` of one page's tokens each, in `pages`. A node that has
-    left the tree has no pages."""
+class Node(PageNode):
+    """An edge of the tree with what hangs below it: `runs` of one page's tokens each, in `pages`."""
 
-    __slots__ = ("children", "entry", "locks", "pages", "parent", "runs", "stamp")
+    __slots__ = ("children", "runs")
 
     def __init__(self, runs: list[Run], pages: list[int], parent: Node | None, entry: CacheEntry) -> None:
+        super().__init__(pages, parent, entry)
         self.runs = runs
-        self.pages = pages
-        self.parent = parent
-        self.entry = entry
         self.children: dict[Run, Node] = {}
-        self.locks = 0
-        self.stamp = GONE
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
 
 
-class RadixCache(PrefixCache):
+class RadixCache(PageTreeCache[Node]):
     """A radix tree over whole pages, after SGLang's RadixAttention (Zheng et al., 2024).
 
         root -- salt, "You are a helpful ..." --+-- "What is ..."     an edge is split where prompts part
                                                 +-- "Write a ..."     only leaves are evicted, from their end
 
-    A match ends at a node, which is split off first if need be. Locking that node keeps all above it, since only
-    leaves are evicted.
+    A match ends at a node, which is split off first if need be.
     """
 
     def __init__(self, options: Options, context: CacheContext) -> None:
         super().__init__(options, context)
-        if context.eviction is None:
-            raise ValueError("the radix cache needs an eviction policy; set prefix_cache.eviction")
         self._root = Node([], [], None, CacheEntry(created=0, last_used=0))
-        self._queue: EvictionQueue[Node] = EvictionQueue(context.eviction)
         self._n_pages = 0
-        self._time = 0
 
-    def match(self, tokens: Sequence[int], salt: str) -> Match:
-        path = self._walk(self._runs(tokens, salt))
-        self._touch(path, uses=1)
-        found = _match(path)
-        self.stats.lookups += 1
-        self.stats.lookup_tokens += len(tokens)
-        self.stats.hit_tokens += len(found.pages) * self.page_size
-        return found
+    def find(self, tokens: Sequence[int], salt: str) -> list[Node]:
+        return self._walk(self._runs(tokens, salt))
 
     def peek(self, tokens: Sequence[int], salt: str) -> int:
         return sum(n_equal for _, n_equal in self._descend(self._runs(tokens, salt))) * self.page_size
-
-    def lock(self, match: Match) -> None:
-        node: Node | None = match.handle
-        if node is None:
-            return
-        if node.pages[-1:] != list(match.pages[-1:]):
-            raise ValueError("this match was evicted before it was locked; match again")
-        node.locks += 1
-        self._queue.withdraw(node)
-
-    def unlock(self, match: Match) -> None:
-        node: Node | None = match.handle
-        if node is None:
-            return
-        if not node.locks:
-            raise ValueError("unlock without a lock before it")
-        node.locks -= 1
-        self._offer(node)
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], salt: str) -> Insertion:
         runs = self._runs(tokens, salt)[: len(pages)]
@@ -86,28 +56,18 @@ class RadixCache(PrefixCache):
         adopted = list(pages[n_cached : len(runs)])
         if adopted:
             path.append(self._add(runs[n_cached:], adopted, path[-1] if path else self._root, n_cached))
-        self._touch(path)
-        self.stats.inserted_pages += len(adopted)
-        return Insertion(tuple(adopted), _match(path))
-
-    def prioritize(self, match: Match, priority: int) -> None:
-        node: Node | None = match.handle
-        while node is not None:
-            node.entry.priority = min(node.entry.priority, priority)
-            node = node.parent
-        if match.handle is not None:
-            self._offer(match.handle)
+        return self.inserted(path, adopted)
 
     def evict(self, n_pages: int) -> list[int]:
         gone: list[int] = []
-        while len(gone) < n_pages and (leaf := self._queue.pop()) is not None:
+        while len(gone) < n_pages and (leaf := self.queue.pop()) is not None:
             cut = max(0, len(leaf.pages) - (n_pages - len(gone)))
             gone += reversed(leaf.pages[cut:])
             first = leaf.runs[0]
             del leaf.pages[cut:], leaf.runs[cut:]
             leaf.entry.tokens = cut * self.page_size
             if leaf.pages:
-                self._offer(leaf)
+                self.offer(leaf)
             else:
                 self._remove(leaf, first)
         self._n_pages -= len(gone)
@@ -155,33 +115,21 @@ class RadixCache(PrefixCache):
         node.parent = upper
         entry.depth_tokens += n_runs * size
         entry.tokens -= n_runs * size
-        self._offer(node)
+        self.offer(node)
         return upper
 
     def _add(self, runs: list[Run], pages: list[int], parent: Node, depth: int) -> Node:
         size = self.page_size
-        entry = new_entry(self._time, depth * size, len(pages) * size)
+        entry = new_entry(self.time, depth * size, len(pages) * size)
         node = parent.children[runs[0]] = Node(runs, list(pages), parent, entry)
-        self._queue.withdraw(parent)
+        self.queue.withdraw(parent)
         self._n_pages += len(pages)
         return node
 
     def _remove(self, leaf: Node, first: Run) -> None:
         assert leaf.parent is not None
         del leaf.parent.children[first]
-        self._offer(leaf.parent)
-
-    def _touch(self, path: list[Node], uses: int = 0) -> None:
-        self._time += 1
-        for node in path:
-            node.entry.last_used = self._time
-            node.entry.uses += uses
-        if path:
-            self._offer(path[-1])
-
-    def _offer(self, node: Node) -> None:
-        if node.pages and not node.locks and not node.children:
-            self._queue.offer(node)
+        self.offer(leaf.parent)
 
 
 def _common(edge: list[Run], runs: list[Run], at: int) -> int:
@@ -191,7 +139,3 @@ def _common(edge: list[Run], runs: list[Run], at: int) -> int:
     while n_equal < most and edge[n_equal] == runs[at + n_equal]:
         n_equal += 1
     return n_equal
-
-
-def _match(path: list[Node]) -> Match:
-    return Match(tuple(page for node in path for page in node.pages), path[-1] if path else None)

@@ -280,11 +280,11 @@ def test_bookkeeping_a_page_does_not_grow_with_the_cache(cache_class):
             pages += 2
         best = float("inf")
         for n in range(50):
-            start = time.perf_counter()
+            start = time.thread_time()
             cache.match([n] * 16 + [7] * 16, "")
             cache.insert([-n - 1] * 32, [pages, pages + 1], "")
             cache.evict(2)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     few, many = time_a_page(100), time_a_page(20_000)
@@ -296,7 +296,7 @@ def test_the_queue_of_a_busy_cache_stays_small():
     cache.insert([1, 2], [0], "")
     for _ in range(10_000):
         cache.match([1, 2], "")
-    assert len(cache._queue._heap) < 200
+    assert len(cache.queue._heap) < 200
 
 
 def test_none_keeps_nothing():
