@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from core.clock import Clock
 from core.engine import Engine, Limits
-from core.hooks import OBSERVER_GROUP, Observers
 from core.heads import checked_groups, slices
+from core.hooks import OBSERVER_GROUP, Observers
 from core.interfaces.plugin import BuildContext, CacheContext, PoolContext
 from core.kv import Pool, page_bytes, pool_sizes, shared_bytes
 from core.memory import Memory
+from core.names import near
 from core.pages import Pages
-from core.plugins.twins import TWINS
 from core.prefixes import Sharing
-from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve
-from core.registry import Registry, near
-from core.runner import Runner
+from core.recipe import Chosen, Recipe, RecipeError, check, incompatibilities, kv_bytes, resolve, settle
+from core.registry import Registry
+from core.runner import Model, Runner
 from core.tier import HostTier
-from core.types import Attend, Batch, Budget, KVGroup, LayerSpec
+from core.twins import TWINS
+from core.types import Budget, KVGroup, PartwiseError
+
+if TYPE_CHECKING:
+    from core.models.loaded import OpenedModel
+
+log = logging.getLogger("partwise")
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
 
-class LoadedModel(Protocol):
+class LoadedModel(Model, Protocol):
     """What the engine needs of a model, wherever it comes from."""
 
     @property
     def groups(self) -> Sequence[KVGroup]: ...
-    @property
-    def layers(self) -> Sequence[LayerSpec]: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
@@ -46,37 +51,69 @@ class LoadedModel(Protocol):
     def max_positions(self) -> int: ...
     @property
     def eos_token_ids(self) -> Iterable[int]: ...
-    def forward(self, batch: Batch, attend: Attend) -> torch.Tensor: ...
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-def build_engine(recipe: Recipe | Mapping[str, Any]) -> Engine:
-    """Load the recipe's model and build its engine. RecipeError lists every reason why that cannot work, before any
-    weight is loaded."""
-    from core.models.loading import load_model, open_model
+def build_engine(recipe: Recipe | Mapping[str, Any], observers: Iterable[object] = ()) -> Engine:
+    """Load the recipe's model and build its engine, watched by `observers` and by those that the recipe names.
+    RecipeError lists every reason why that cannot work, before any weight is loaded."""
+    from core.models.loading import load_model
 
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.model_validate(recipe)
-    registry = recipe.registry()
-    chosen = resolve(recipe, registry)
-    torch.set_num_threads(_threads(recipe))
-    opened = open_model(recipe.model)
-    context = _context(recipe, chosen, opened.max_positions, opened.vocab_size)
+    watching = _observers(recipe, observers)
+    registry, chosen, opened, context, replaced = _opened(recipe)
+    for sentence in replaced:
+        log.warning("%s", sentence)
     check(incompatibilities(chosen, registry, context, opened.needs, opened.gives), recipe)
+    torch.set_num_threads(context.threads)
+    dtype = getattr(torch, recipe.engine.dtype)
+
+    def fits(groups: Sequence[KVGroup]) -> None:
+        _sizes(recipe, chosen, registry, groups, dtype, context)
+
     structure = _build(registry, chosen["attention.structure"], context)
     weights = _build(registry, chosen["quantizer.weights"], context)
     model = load_model(
         opened,
         structure=structure,
         weights=weights,
-        dtype=getattr(torch, recipe.engine.dtype),
+        dtype=dtype,
         max_model_len=context.max_model_len,
+        check=fits,
     )
-    return assemble(recipe, chosen, registry, model)
+    return assemble(recipe, chosen, registry, model, watching)
 
 
-def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, model: LoadedModel) -> Engine:
-    """An engine over a loaded model."""
-    clock, observers = Clock(), _observers(recipe)
+def reasons(recipe: Recipe) -> list[str]:
+    """Everything that is known, without loading a weight, to keep a recipe from working; empty when nothing is."""
+    try:
+        _observers(recipe)
+        registry, chosen, opened, context, _ = _opened(recipe)
+        return incompatibilities(chosen, registry, context, opened.needs, opened.gives)
+    except PartwiseError as error:
+        return [line.removeprefix("  - ") for line in str(error).splitlines()]
+
+
+def _opened(recipe: Recipe) -> tuple[Registry, dict[str, Chosen], OpenedModel, BuildContext, list[str]]:
+    """A recipe's parts beside the description of its model; last, what stands in for parts that are unfit here."""
+    from core.models.loading import open_model
+
+    registry = recipe.registry()
+    chosen = resolve(recipe, registry)
+    opened = open_model(recipe.model)
+    context = _context(recipe, chosen, opened.max_positions, opened.vocab_size)
+    chosen, replaced = settle(recipe, chosen, registry, context)
+    return registry, chosen, opened, context, replaced
+
+
+def assemble(
+    recipe: Recipe,
+    chosen: Mapping[str, Chosen],
+    registry: Registry,
+    model: LoadedModel,
+    observers: Observers | None = None,
+) -> Engine:
+    """An engine over a loaded model. `observers`: None takes those that the recipe names."""
+    clock, observers = Clock(), observers or _observers(recipe)
     vocab_size = min(model.vocab_size, model.tokenizer_vocab or model.vocab_size)  # a head may have spare rows
     context = _context(recipe, chosen, model.max_positions, vocab_size)
     pages = _pools(recipe, chosen, registry, model, context, clock)
@@ -121,6 +158,7 @@ def assemble(recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, m
             eos_token_ids=frozenset(model.eos_token_ids),
             swap=getattr(chosen["scheduler"].options, "preemption", "swap") == "swap",
         ),
+        parts={seam: part.info.name for seam, part in chosen.items()},
         labels={seam: _label(part) for seam, part in chosen.items()},
         observers=observers,
         clock=clock,
@@ -153,6 +191,7 @@ def _context(recipe: Recipe, chosen: Mapping[str, Chosen], max_positions: int, v
         token_budget=scheduler.token_budget,
         vocab_size=vocab_size,
         threads=_threads(recipe),
+        dtype=recipe.engine.dtype,
     )
 
 
@@ -164,12 +203,32 @@ def _pools(
     context: BuildContext,
     clock: Clock,
 ) -> list[Pages]:
+    quantizer, part = _build(registry, chosen["quantizer.kv"], context), chosen["kv_allocator"]
+    pages = []
+    sizes = _sizes(recipe, chosen, registry, model.groups, model.dtype, context)
+    for index, (group, size, n_pages) in enumerate(sizes):
+        pool = Pool(group, index, n_pages, context.page_size, quantizer, model.dtype)
+        pool_context = PoolContext(**{**vars(context), "page_bytes": size, "n_pages": n_pages, "group": group})
+        allocator = _build(registry, part, pool_context)
+        pages.append(Pages(allocator, pool, _label(part), clock))
+    return pages
+
+
+def _sizes(
+    recipe: Recipe,
+    chosen: Mapping[str, Chosen],
+    registry: Registry,
+    model_groups: Sequence[KVGroup],
+    dtype: torch.dtype,
+    context: BuildContext,
+) -> list[tuple[KVGroup, int, int]]:
+    """The groups as the allocator makes them, each with the bytes and the number of its pages. RecipeError: there is
+    no room for a page."""
     given = kv_bytes(recipe)
-    quantizer = _build(registry, chosen["quantizer.kv"], context)
-    part = chosen["kv_allocator"]
-    regroup = registry.load(part.seam, part.info.name).regroup
-    groups = checked_groups(regroup(tuple(model.groups)), model.groups, _label(part))
-    formats = [quantizer.format(group, context.page_size, model.dtype) for group in groups]
+    quantizer, part = _build(registry, chosen["quantizer.kv"], context), chosen["kv_allocator"]
+    allocator: Any = registry.load(part.seam, part.info.name)
+    groups = checked_groups(allocator.regroup(tuple(model_groups)), model_groups, _label(part))
+    formats = [quantizer.format(group, context.page_size, dtype) for group in groups]
     sizes = [page_bytes(group, format, context.page_size) for group, format in zip(groups, formats, strict=True)]
     fixed = sum(shared_bytes(group, format) for group, format in zip(groups, formats, strict=True))
     counts = pool_sizes(groups, sizes, context.page_size, given - fixed, context.token_budget, context.max_running)
@@ -179,13 +238,7 @@ def _pools(
             f"{f' beside {fixed:,} for all pages together' if fixed else ''}; "
             "give it more, or make kv_allocator.page_size smaller"
         )
-    pages = []
-    for index, (group, n_pages, size) in enumerate(zip(groups, counts, sizes, strict=True)):
-        pool = Pool(group, index, n_pages, context.page_size, quantizer, model.dtype)
-        pool_context = PoolContext(**{**vars(context), "page_bytes": size, "n_pages": n_pages, "group": group})
-        allocator = _build(registry, part, pool_context)
-        pages.append(Pages(allocator, pool, _label(part), clock))
-    return pages
+    return list(zip(groups, sizes, counts, strict=True))
 
 
 def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | None:
@@ -203,6 +256,8 @@ def _tier(device: list[Pages], dtype: torch.dtype, clock: Clock) -> HostTier | N
 
 def _observers(recipe: Recipe, others: Iterable[object] = ()) -> Observers:
     observers = Observers()
+    for other in others:
+        observers.register(other)
     points = {point.name: point for point in entry_points(group=OBSERVER_GROUP)}
     for name in recipe.observers:
         if name not in points:

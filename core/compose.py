@@ -22,9 +22,10 @@ from pydantic_core import PydanticUndefined
 
 from core.interfaces.plugin import SEAMS, Options
 from core.models.source import spec_from_word
-from core.plugins.twins import TWINS
+from core.names import near
 from core.recipe import EngineConfig, MemoryConfig, Recipe, RecipeError, ServerConfig
-from core.registry import PartError, Registry, near
+from core.registry import PartError, Registry
+from core.twins import TWINS
 
 CONFIG_MODULE = "recipes"
 

@@ -43,7 +43,8 @@ class ObserverSpec:
 
     @hookspec
     def on_step(self, stats: Mapping[str, Any]) -> None:
-        """A step is done; `stats` are its batch_size and tokens, and the sequences running and waiting after it."""
+        """A step is done; `stats` are its batch_size, the tokens computed and generated, and the sequences running and
+        waiting after it."""
 
     @hookspec
     def on_preempted(self, id: str, index: int, computed_tokens: int) -> None:

@@ -12,8 +12,8 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from core.interfaces.plugin import BuildContext, Options, PluginInfo
-from core.plugins.twins import TWINS
 from core.registry import PartError, Registry
+from core.twins import TWINS
 from core.types import PartwiseError
 
 
@@ -27,7 +27,7 @@ class _Config(BaseModel):
 
 class PartChoice(_Config):
     """One slot: the part's name and what the recipe sets of it. With `books_only` it does its work and gives no
-    benefit (core.plugins.twins). `otherwise` is the part to take, with its defaults, where this one cannot be used: a
+    benefit (core.twins). `otherwise` is the part to take, with its defaults, where this one cannot be used: a
     compiled kernel without a compiler, say. `static` and `{name: static, max_running: 4}` mean what they look like."""
 
     name: str

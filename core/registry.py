@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from core.interfaces.plugin import ENTRY_POINT_GROUP, SEAMS, BuildContext, Options, Part, PluginInfo
+from core.names import near
 from core.types import PartwiseError
 
 
@@ -108,14 +108,6 @@ class Registry:
             raise PartError(f"{self.find(seam, name).label} cannot be built: {_told(error)}") from error
 
 
-def near(word: str, words: list[str]) -> str:
-    """The rest of an error about an unknown `word`: near names, or all of them when there are few."""
-    close = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; there {'are' if len(words) > 1 else 'is'} {', '.join(sorted(words))}" if words else ""
-
-
 def _found(point: EntryPoint) -> Found:
     seam = next((s for s in sorted(SEAMS, key=len, reverse=True) if point.name.startswith(s + ".")), None)
     distribution = point.dist.name if point.dist else "an unnamed distribution"
@@ -169,13 +161,12 @@ def _import(part: Found, reference: str) -> Any:
 
 
 def _check_api(part: Found, card: PluginInfo) -> None:
+    """The current major version up to its minor one, and the major version before it; the first one was 1.0."""
     (major, minor), current = card.api, SEAMS[card.seam]
-    fits = major == current[0] - 1 or (major == current[0] and minor <= current[1])
-    if fits:
+    if major >= 1 and (major == current[0] - 1 or (major == current[0] and minor <= current[1])):
         return
     said, have = f"{major}.{minor}", f"{current[0]}.{current[1]}"
-    newer = (major, minor) > current
-    cure = "update partwise" if newer else "update the part"
+    cure = "update partwise" if card.api > current else "update the part"
     raise ApiError(f"{part.label} is written for API {said} of its seam; this is {have}: {cure}")
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from core.models.source import ModelSpec, read_spec, resolve, spec_from_word
 from core.models.tokenizer import load_tokenizer
-from core.registry import near
+from core.names import near
 from core.types import PartwiseError
 
 

@@ -159,8 +159,9 @@ def _load(source: ModelSource, config: Any, watched: WatchedConfig, build: Build
     kept, _ = build.structure.convert(watched, Weights({}))
     if kept is not watched:
         raise _refusal(source, config, "this attention structure cannot convert it; use structure native")
-    model = _pretrained(source, build)
     groups = tuple(build.structure.kv_groups(watched))
+    build.check(groups)
+    model = _pretrained(source, build)
     specs = layer_specs(watched, groups, _with_sinks(watched, model))
     plug = Plug()
     try:

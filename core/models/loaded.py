@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.interfaces.attention import AttentionStructure
-from core.interfaces.fusing import DecoderPieces
+from core.interfaces.fusing import DecoderPieces, Fusable
 from core.interfaces.model import ModelConfig
 from core.interfaces.quantizer import WeightQuantizer
 from core.types import Attend, Batch, KVGroup, LayerSpec, PartwiseError
@@ -19,13 +19,11 @@ GIVES = frozenset({"hidden_states"})
 """What parts may ask of any model here."""
 
 
-class Runnable(Protocol):
+class Runnable(Fusable, Protocol):
     """What turns tokens into hidden states, and those into logits."""
 
     def forward(self, batch: Batch, attend: Attend) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
-    def pieces(self) -> DecoderPieces | None:
-        """See core.interfaces.fusing.Fusable."""
 
 
 class Description(ModelConfig, Protocol):
@@ -81,13 +79,15 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Build:
-    """How a model is to be loaded. `served`: the longest sequence, in tokens."""
+    """How a model is to be loaded. `served`: the longest sequence, in tokens. `check`: called with the groups of its KV
+    before any weight is loaded; may raise."""
 
     structure: AttentionStructure
     weights: WeightQuantizer
     dtype: torch.dtype
     device: str
     served: int
+    check: Callable[[Sequence[KVGroup]], None]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from core.models.layers import Parts
 from core.models.loaded import GIVES, Build, LoadedModel, OpenedModel, Scores, kernel_needs, layer_specs
 from core.models.source import ModelSource, ModelSpec, read_spec, resolve
 from core.models.tokenizer import tokenizer_vocab
-from core.types import PartwiseError
+from core.types import KVGroup, PartwiseError
 
 __all__ = ["LoadedModel", "OpenedModel", "load_model", "open_model"]
 
@@ -43,15 +43,17 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     device: str = "cpu",
     max_model_len: int | None = None,
+    check: Callable[[Sequence[KVGroup]], None] = lambda groups: None,
 ) -> LoadedModel:
     """Load an opened model. `dtype` None: the checkpoint's own. `max_model_len`: the longest sequence that will be
-    served, in tokens; it chooses between the short and the long factors of longrope (see core.models.rope).
+    served, in tokens; it chooses between the short and the long factors of longrope (see core.models.rope). `check` is
+    called with the groups of the model's KV before any weight is loaded, and may raise.
 
     PartwiseError: a tensor is missing, unexpected or misshapen.
     """
     kind = _dtype(dtype, opened.config.dtype)
     with torch.inference_mode():
-        return opened.load(Build(structure, weights, kind, device, max_model_len or opened.max_positions))
+        return opened.load(Build(structure, weights, kind, device, max_model_len or opened.max_positions, check))
 
 
 def _dtype(asked: torch.dtype | str | None, own: str) -> torch.dtype:
@@ -105,6 +107,7 @@ def _build(source: ModelSource, config: ModelConfig, tensors: Weights, build: Bu
     converted, tensors = build.structure.convert(config, tensors)
     assert isinstance(converted, ModelConfig)
     groups = tuple(build.structure.kv_groups(converted))
+    build.check(groups)
     parts = Parts(tensors, build.weights, build.dtype, build.device)
     scores = [_scores(parts, converted, number) for number in range(len(converted.layers))]
     specs = layer_specs(converted, groups, scores)

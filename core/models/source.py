@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from core.models.fetch import fetch_hub, fetch_packages
-from core.registry import near
+from core.names import near
 from core.types import PartwiseError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

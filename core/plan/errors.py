@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from pydantic import ValidationError
+
+from core.names import nearest
 
 
 class PlanError(ValueError):
@@ -15,12 +16,8 @@ class PlanError(ValueError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> PlanError:
     """The error for a name that is not known: the nearest known names, or all of them when none is near."""
     names = sorted(known)
-    wanted = name.lower()
-    starting = [n for n in names if n.startswith(wanted)]
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
-    same_family = [n for n in names if difflib.get_close_matches(wanted, [n.partition("-")[0]], cutoff=0.75)]
-    near = list(dict.fromkeys([*starting, *close, *same_family]))[:5]
-    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
+    close = nearest(name, names, most=5, cutoff=0.6)
+    hint = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}"
     return PlanError(f"unknown {kind} '{name}'; {hint}")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from core.interfaces import SEAMS, Options, PluginInfo
-from core.registry import Found, PartError, Registry, near
+from core.names import near
+from core.registry import Found, PartError, Registry
 
 
 @dataclass(frozen=True, slots=True)

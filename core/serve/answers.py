@@ -37,7 +37,7 @@ class Answer:
 
     def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
         """What a choice has got since its last chunk."""
-        return self._wrap(self.object_chunk, [self._choice(index, delta, self._streamed(index, delta))])
+        return self._part([self._choice(index, delta, self._streamed(index, delta))])
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**self._wrap(self.object_chunk, []), "usage": self.usage()}
@@ -57,6 +57,11 @@ class Answer:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(prompt.cached_tokens for prompt in prompts)},
         }
+
+    def _part(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """A chunk before the one with the usage."""
+        usage = {"usage": None} if self._request.include_usage else {}
+        return {**self._wrap(self.object_chunk, choices), **usage}
 
     def _wrap(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": object, "choices": choices}
@@ -81,9 +86,7 @@ class ChatAnswer(Answer):
 
     def opening(self) -> list[dict[str, Any]]:
         first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [
-            self._wrap(self.object_chunk, [{"index": index, **first}]) for index in range(self._generation.params.n)
-        ]
+        return [self._part([{"index": index, **first}]) for index in range(self._generation.params.n)]
 
     def _streamed(self, index: int, delta: Delta) -> dict[str, Any]:
         content = {"content": delta.text} if delta.text else {}

@@ -57,9 +57,6 @@ class Service:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started: int = field(default_factory=lambda: int(time.time()))
 
-    def __post_init__(self) -> None:
-        self.client.on_batch = self.metrics.batch.observe
-
     def open(self) -> Prompts:
         """The prompts door. EngineDown: no request is served now."""
         if self.draining:
@@ -87,8 +84,8 @@ class Service:
         return ask
 
     async def figures(self) -> bytes:
-        self.metrics.engine = await self.client.stats(_SCRAPE_SECONDS)
-        return self.metrics.text()
+        """All metrics: what callers see, and what the engine tells."""
+        return self.metrics.text() + await self.client.figures(_SCRAPE_SECONDS)
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -158,15 +155,15 @@ def _add_state(app: FastAPI, service: Service) -> None:
         service.check_model(name)
         return _json(_model_card(service))
 
-    @app.get("/health")
-    @app.get("/health/ready")
+    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.api_route("/health/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         """200 when a request sent now would be served."""
         state = "draining" if service.draining else service.client.state
         trouble = {} if state == "ready" else {"message": "draining" if service.draining else service.client.trouble}
         return _json({"status": state, **trouble}, 200 if state == "ready" else 503)
 
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=["GET", "HEAD"])
     async def live() -> Response:
         """200 unless only a restart can help."""
         dead = service.client.state == "dead"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from core.serve.launch import EngineProcess
@@ -15,15 +15,15 @@ from core.serve.wire import (
     Abort,
     Accepted,
     Add,
-    AskStats,
+    AskFigures,
     Command,
     Failed,
+    Figures,
     Ready,
     Refused,
     Reply,
     Shutdown,
     Start,
-    Stats,
     Stepped,
     body_length,
     frame,
@@ -58,15 +58,14 @@ class EngineClient:
     def __init__(self, engine: EngineProcess, hang_seconds: float) -> None:
         self.state: State = "starting"
         self.trouble = "the engine is starting"
-        self.on_batch: Callable[[int], None] = lambda size: None
-        self.last_stats: Mapping[str, Any] = {}
+        self._figures = b""
         self._engine = engine
         self._writer: asyncio.StreamWriter | None = None
         self._hang_seconds = hang_seconds
         self._pulse = Pulse(engine.process.pid, hang_seconds)
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._inboxes: dict[str, Inbox] = {}
-        self._stats_waiters: list[asyncio.Future[None]] = []
+        self._figure_waiters: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, recipe: Mapping[str, Any]) -> Ready:
@@ -109,15 +108,15 @@ class EngineClient:
         """The request has ended by itself."""
         self._inboxes.pop(id, None)
 
-    async def stats(self, timeout: float) -> Mapping[str, Any]:
-        """The engine's figures now, or the last known if it does not answer in time."""
+    async def figures(self, timeout: float) -> bytes:
+        """The engine's metrics now, or the last known if it does not answer in time; b"" when it is dead."""
         if self.state == "ready":
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._stats_waiters.append(waiter)
-            self._send(AskStats())
+            self._figure_waiters.append(waiter)
+            self._send(AskFigures())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(waiter, timeout)
-        return self.last_stats
+        return self._figures
 
     def end_all(self, why: str) -> None:
         """End every live request with an error."""
@@ -155,15 +154,13 @@ class EngineClient:
 
     def _take(self, reply: Reply) -> None:
         match reply:
-            case Stepped(events, batch_size):
-                if batch_size:
-                    self.on_batch(batch_size)
+            case Stepped(events):
                 for event in events:
                     if event.id in self._inboxes:
                         self._inboxes[event.id].put_nowait(event)
-            case Stats(values):
-                self.last_stats = values
-                _settle(self._stats_waiters, None)
+            case Figures(text):
+                self._figures = text
+                _settle(self._figure_waiters, None)
             case Accepted(id):
                 _settle([self._answers[id]] if id in self._answers else [], None)
             case Refused(id):
@@ -188,11 +185,11 @@ class EngineClient:
     def _fail(self, state: State, message: str) -> None:
         self.state, self.trouble = state, message
         self.end_all(message)
-        self.last_stats = {} if state == "dead" else self.last_stats
+        self._figures = b"" if state == "dead" else self._figures
         if not self._started.done():
             self._started.set_exception(EngineDown(message))
         _settle([*self._answers.values()], EngineDown(message))
-        _settle(self._stats_waiters, None)
+        _settle(self._figure_waiters, None)
 
 
 def _settle(waiters: list[asyncio.Future[None]], error: Exception | None) -> None:

@@ -85,7 +85,7 @@ class Generation:
         for place, (prompt, request) in enumerate(zip(self.prompts, self._requests, strict=True)):
             first = place * self.params.n
             choices = self._choices[first : first + self.params.n]
-            times = self._metrics.accepted(len(prompt.tokens), request.arrival)
+            times = self._metrics.accepted(request.arrival)
             self._live[request.id] = _Live(prompt, first, choices, times, set(range(self.params.n)))
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:

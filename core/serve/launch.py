@@ -31,7 +31,7 @@ class EngineProcess:
 
 
 def launch(factory: str = DEFAULT_FACTORY) -> EngineProcess:
-    """Start a process that imports `factory` ("module:function", recipe dict -> Engine) and waits for a recipe."""
+    """Start a process that imports `factory` ("module:function", of recipe and observers) and waits for a recipe."""
     ours, theirs = socket.socketpair()
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     process = subprocess.Popen(

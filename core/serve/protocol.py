@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from core.names import nearest
 from core.types import COMPLETION_TOKENS, MAX_CHOICES, MAX_LOGPROBS, InvalidRequest, SamplingParams
 
 MAX_MESSAGES: Final = 4096
@@ -122,9 +122,12 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: Int | None = None
     response_format: TextFormat | None = None
+    tools: list[Any] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.tools:
+            raise InvalidRequest("tools are not supported; leave them out or send an empty list", "tools")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
@@ -230,8 +233,8 @@ def _explained(error: ValidationError, kind: type[_Fields]) -> InvalidRequest:
         return cause
     where = [str(piece) for piece in item["loc"]]
     if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where[-1], kind.model_fields, n=1, cutoff=0.75) if len(where) == 1 else []
-        hint = f"; did you mean {near[0]}?" if near else ""
+        close = nearest(where[-1], kind.model_fields, most=1, cutoff=0.75) if len(where) == 1 else []
+        hint = f"; did you mean {close[0]}?" if close else ""
         return InvalidRequest(f"{'.'.join(where)[:200]} is not supported{hint}", where[0][:200])
     return InvalidRequest(f"{'.'.join(where)[:200]}: {item['msg']}", where[0] if where else None)
 

@@ -72,7 +72,7 @@ def serve(recipe: Recipe, model: str, engine: EngineProcess, load_tokenizer: Cal
 
             def ready() -> None:
                 bar.stop()
-                _announce(recipe, model, server.url)
+                _announce(recipe, model, server.url, server.parts)
 
             return await server.run(ready)
 
@@ -87,14 +87,15 @@ def _loading(model: str) -> Progress:
     return bar
 
 
-def _announce(recipe: Recipe, model: str, url: str) -> None:
+def _announce(recipe: Recipe, model: str, url: str, parts: Mapping[str, str]) -> None:
     seconds = time.time() - psutil.Process().create_time()
     console = Console(highlight=False)
     table = Table(title=f"{recipe.name}: {model}", title_justify="left")
     for column in ("seam", "part", "options"):
         table.add_column(column)
     for seam, choice in recipe.slots():
-        table.add_row(seam, choice.name, _options(choice))
+        used = parts.get(seam, choice.name)
+        table.add_row(seam, used, _options(choice) if used == choice.name else f"in place of {choice.name}")
     console.print(table)
     console.print(f"Partwise is ready at {url} after {seconds:.1f} s", soft_wrap=True)
     console.file.flush()

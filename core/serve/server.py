@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import uvicorn
@@ -38,6 +38,7 @@ class Server:
         self._recipe = recipe
         self._load_tokenizer = load_tokenizer
         self._sock = _bind(settings.host, settings.port)
+        self.parts: Mapping[str, str] = {}
         self._stopping = asyncio.Event()
         self._impatient = asyncio.Event()
 
@@ -97,6 +98,7 @@ class Server:
             return False
         stopping.cancel()
         ready, (tokenizer, vocabulary) = loading.result()
+        self.parts = ready.parts
         self.service.prompts = Prompts(tokenizer, vocabulary, ready.max_model_len)
         return True
 

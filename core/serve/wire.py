@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -36,7 +36,7 @@ class Abort(Message):
     index: int | None = None
 
 
-class AskStats(Message):
+class AskFigures(Message):
     pass
 
 
@@ -44,13 +44,14 @@ class Shutdown(Message):
     pass
 
 
-Command = Start | Add | Abort | AskStats | Shutdown
+Command = Start | Add | Abort | AskFigures | Shutdown
 
 
 class Ready(Message):
-    """The engine can serve."""
+    """The engine can serve, with these parts by slot."""
 
     max_model_len: int
+    parts: Mapping[str, str]
 
 
 class Failed(Message):
@@ -71,17 +72,18 @@ class Refused(Message):
 
 
 class Stepped(Message):
-    """What one step did, computing `batch_size` sequences; also the sign that the engine lives."""
+    """What one step did; also the sign that the engine lives."""
 
     events: tuple[Event, ...]
-    batch_size: int
 
 
-class Stats(Message):
-    values: dict[str, Any]
+class Figures(Message):
+    """The engine's metrics, as Prometheus reads them."""
+
+    text: bytes
 
 
-Reply = Ready | Failed | Accepted | Refused | Stepped | Stats
+Reply = Ready | Failed | Accepted | Refused | Stepped | Figures
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(list[Command])

@@ -11,30 +11,30 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from core.hooks import Observers, hookimpl
+from core.serve.engine_metrics import EngineMetrics
 from core.serve.wire import (
     Abort,
     Accepted,
     Add,
-    AskStats,
+    AskFigures,
     Command,
     Failed,
+    Figures,
     Ready,
     Refused,
     Reply,
     Shutdown,
     Start,
-    Stats,
     Stepped,
     frame,
     read_commands,
 )
 from core.types import Event, InvalidRequest, PartwiseError, QueueFull, Request
 
-STATS_SECONDS: Final = 0.5
+FIGURES_SECONDS: Final = 0.5
 
 log = logging.getLogger("partwise.engine")
 
@@ -50,7 +50,7 @@ class Engine(Protocol):
     @property
     def limits(self) -> Limits: ...
     @property
-    def observers(self) -> Observers: ...
+    def parts(self) -> Mapping[str, str]: ...
     @property
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
@@ -68,9 +68,10 @@ def main() -> None:
     sock = socket.socket(fileno=int(descriptor))
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sock, commands), daemon=True).start()
-    engine = _build(reference, commands, sock)
+    metrics = EngineMetrics()
+    engine = _build(reference, metrics, commands, sock)
     if engine is not None:
-        Loop(engine, commands, sock).run()
+        Loop(engine, metrics, commands, sock).run()
 
 
 def _listen(sock: socket.socket, commands: queue.SimpleQueue[Command]) -> None:
@@ -82,14 +83,16 @@ def _listen(sock: socket.socket, commands: queue.SimpleQueue[Command]) -> None:
         os._exit(1)  # the API process is gone; a step may be running, and its result has no reader
 
 
-def _build(reference: str, commands: queue.SimpleQueue[Command], sock: socket.socket) -> Engine | None:
+def _build(
+    reference: str, metrics: EngineMetrics, commands: queue.SimpleQueue[Command], sock: socket.socket
+) -> Engine | None:
     try:
         build = _factory(reference)
         start = commands.get()
         if not isinstance(start, Start):
             return None
-        engine: Engine = build(start.recipe)
-        sock.sendall(frame([Ready(engine.limits.max_model_len)]))
+        engine = build(start.recipe, (metrics,))
+        sock.sendall(frame([Ready(engine.limits.max_model_len, engine.parts)]))
         return engine
     except PartwiseError as error:
         sock.sendall(frame([Failed(str(error))]))
@@ -99,32 +102,22 @@ def _build(reference: str, commands: queue.SimpleQueue[Command], sock: socket.so
     return None
 
 
-def _factory(reference: str) -> Callable[[Mapping[str, Any]], Engine]:
+def _factory(reference: str) -> Callable[[Mapping[str, Any], Sequence[object]], Engine]:
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
-
-
-class BatchSizes:
-    """An observer that keeps how many sequences the last step computed."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    @hookimpl
-    def on_step(self, stats: Mapping[str, Any]) -> None:
-        self.last = stats["batch_size"]
 
 
 class Loop:
     """Takes what has been asked, steps while there is work, and reports once a step."""
 
-    def __init__(self, engine: Engine, commands: queue.SimpleQueue[Command], sock: socket.socket) -> None:
+    def __init__(
+        self, engine: Engine, metrics: EngineMetrics, commands: queue.SimpleQueue[Command], sock: socket.socket
+    ) -> None:
         self._engine = engine
+        self._metrics: EngineMetrics | None = metrics
         self._commands = commands
         self._sock = sock
-        self._batches = BatchSizes()
-        engine.observers.register(self._batches)
-        self._stats_due = 0.0
+        self._figures_due = 0.0
         self._ended = False
 
     def run(self) -> None:
@@ -142,11 +135,10 @@ class Loop:
     def _turn(self) -> None:
         self._send([reply for command in self._asked() for reply in self._do(command)])
         if self._engine.has_work and not self._ended:
-            self._batches.last = 0
-            events = tuple(self._engine.step())
-            self._send([Stepped(events, self._batches.last)])
-        if not self._engine.has_work or time.monotonic() >= self._stats_due:
-            self._send_stats()
+            self._send([Stepped(tuple(self._engine.step()))])
+        if not self._engine.has_work or time.monotonic() >= self._figures_due:
+            self._figures_due = time.monotonic() + FIGURES_SECONDS
+            self._send([Figures(self._figures())])
 
     def _asked(self) -> Iterator[Command]:
         """All commands that wait; without work, wait for one."""
@@ -154,7 +146,7 @@ class Loop:
             if self._engine.has_work:
                 yield self._commands.get_nowait()
             else:
-                yield self._commands.get(timeout=STATS_SECONDS)
+                yield self._commands.get(timeout=FIGURES_SECONDS)
             while True:
                 yield self._commands.get_nowait()
         except queue.Empty:
@@ -166,8 +158,8 @@ class Loop:
                 return [self._add(request)]
             case Abort(id, index):
                 self._engine.abort(id, index)
-            case AskStats():
-                return [Stats(dict(self._engine.stats()))]
+            case AskFigures():
+                return [Figures(self._figures())]
             case Shutdown():
                 self._ended = True
         return []
@@ -184,9 +176,14 @@ class Loop:
             log.exception("request %s could not be added", request.id)
             return Refused(request.id, "fault", _told(error))
 
-    def _send_stats(self) -> None:
-        self._stats_due = time.monotonic() + STATS_SECONDS
-        self._send([Stats(dict(self._engine.stats()))])
+    def _figures(self) -> bytes:
+        """The metrics; none from the moment that they cannot be had, which must not stop serving."""
+        try:
+            return self._metrics.text(self._engine.stats()) if self._metrics is not None else b""
+        except Exception:
+            log.exception("the engine's metrics are switched off")
+            self._metrics = None
+            return b""
 
     def _send(self, messages: list[Reply]) -> None:
         if messages:

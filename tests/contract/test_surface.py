@@ -2,11 +2,14 @@
 
 import copy
 import json
+import re
 
 import pytest
 
 from core.interfaces import SEAMS, PluginInfo, plugin
 from core.registry import PartError, Registry
+from core.testing import conformance
+from core.testing.suite import run
 from tests.contract.surface import REQUIRED, SNAPSHOT, change, snapshot, stepped, surface
 
 NOW = snapshot()
@@ -72,28 +75,38 @@ def test_steps_by_kind_of_change(owner, name, member, needed):
 
 
 @pytest.mark.parametrize(
-    ("api", "fault"),
+    ("now", "api", "fault"),
     [
-        ((2, 1), None),
-        ((2, 0), None),
-        ((1, 0), None),
-        ((1, 9), None),
-        ((2, 2), "update partwise"),
-        ((3, 0), "update partwise"),
-        ((0, 9), "update the part"),
+        ((2, 1), (2, 1), None),
+        ((2, 1), (2, 0), None),
+        ((2, 1), (1, 0), None),
+        ((2, 1), (1, 9), None),
+        ((2, 1), (2, 2), "update partwise"),
+        ((2, 1), (3, 0), "update partwise"),
+        ((2, 1), (0, 9), "update the part"),
+        ((1, 0), (1, 0), None),
+        ((1, 0), (1, 1), "update partwise"),
+        ((1, 0), (0, 9), "update the part"),
     ],
 )
-def test_the_major_version_before_still_loads(monkeypatch, tmp_path, api, fault):
-    monkeypatch.setitem(plugin.SEAMS, "scheduler", (2, 1))
-    path = tmp_path / f"api_{api[0]}_{api[1]}.py"
+def test_the_major_version_before_still_loads(monkeypatch, tmp_path, now, api, fault):
+    """And level 0 of the suite says the same as the registry."""
+    monkeypatch.setitem(plugin.SEAMS, "scheduler", now)
+    path = tmp_path / f"api_{'_'.join(map(str, (*now, *api)))}.py"
     path.write_text(
-        "from core.interfaces import PluginInfo\n"
-        f"CARD = PluginInfo(name='old', seam='scheduler', part='plugins.scheduler.static:StaticScheduler', api={api})\n"
+        "from core.interfaces import PluginInfo, SchedulerOptions\n"
+        "CARD = PluginInfo(name='old', seam='scheduler', part='plugins.scheduler.static:StaticScheduler',\n"
+        f"    options=SchedulerOptions, summary='Old', api={api})\n"
     )
     registry = Registry(path)
+    suite = conformance("scheduler", "old", plugin_path=str(path))
+    checked = {outcome.status: outcome.detail for outcome in run(suite, {0}, lambda name: "card" in name)}
     if fault is None:
         assert isinstance(registry.info("scheduler", "old"), PluginInfo)
         assert registry.load("scheduler", "old").__name__ == "StaticScheduler"
+        assert "failed" not in checked and "passed" in checked
     else:
-        with pytest.raises(PartError, match=f"API {api[0]}.{api[1]}.*this is 2.1: {fault}"):
+        told = f"API {api[0]}.{api[1]}.*this is {now[0]}.{now[1]}: {fault}"
+        with pytest.raises(PartError, match=told):
             registry.info("scheduler", "old")
+        assert re.search(told, checked["failed"])

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +46,18 @@ class Choice:
 
 
 class FakeEngine:
-    def __init__(self, recipe: Mapping[str, Any]) -> None:
+    def __init__(self, recipe: Mapping[str, Any], observers: Iterable[object]) -> None:
         self.limits = Limits(recipe["engine"]["max_model_len"] or 256)
+        self.parts: dict[str, str] = {}
         self.observers = Observers()
+        for observer in observers:
+            self.observers.register(observer)
         self.max_waiting = recipe["engine"]["max_waiting"]
         self.max_running = recipe["model"].get("max_running", 16)
         self.n_pages = 4096
         self.waiting: list[Choice] = []
         self.running: list[Choice] = []
         self.events: list[Event] = []
-        self.steps = self.generated = self.preemptions = 0
 
     def add(self, request: Request) -> None:
         text = bytes(token for token in request.prompt if token < 256).decode("utf-8", "replace")
@@ -72,6 +74,7 @@ class FakeEngine:
         asked = request.params.max_tokens
         max_total = len(request.prompt) + (room if asked is None else min(asked, room))
         self.waiting += [Choice(request, index, script, max_total) for index in range(request.params.n)]
+        self.observers.call("on_request_added", request=request)
 
     def abort(self, id: str, index: int | None = None) -> None:
         for queue in (self.waiting, self.running):
@@ -89,9 +92,11 @@ class FakeEngine:
         del self.waiting[:room]
         if self.running:
             time.sleep(max(choice.script.get("delay", 0.002) for choice in self.running))
-            self.steps += 1
-            self.observers.call("on_step", stats={"batch_size": len(self.running)})
-        self.events += [self._advance(choice) for choice in list(self.running)]
+            batch = [self._advance(choice) for choice in list(self.running)]
+            generated = sum(len(event.tokens) for event in batch)
+            stats = {"batch_size": len(batch), "tokens": len(batch), "generated": generated}
+            self.observers.call("on_step", stats=stats)
+            self.events += batch
         events, self.events = self.events, []
         return events
 
@@ -107,7 +112,6 @@ class FakeEngine:
             tokens.append(token)
             choice.tokens.append(token)
             reason, stop = self._ending(choice, token)
-        self.generated += len(tokens)
         if reason is not None:
             self.running.remove(choice)
         return self._event(choice, tokens, reason, stop)
@@ -155,9 +159,6 @@ class FakeEngine:
         return {
             "running": len(self.running),
             "waiting": len(self.waiting),
-            "steps": self.steps,
-            "generated_tokens": self.generated,
-            "preemptions": 0,
             "drafted": [3, 2],
             "accepted": [2, 0],
             "kv": {"full": {**pages, "total_bytes": 4096, "used_bytes": held, "reserved_bytes": 0}},
@@ -169,7 +170,7 @@ class FakeEngine:
         pass
 
 
-def build(recipe: Mapping[str, Any]) -> FakeEngine:
+def build(recipe: Mapping[str, Any], observers: Iterable[object]) -> FakeEngine:
     if recipe["model"].get("refuse"):
         raise InvalidRequest("this recipe cannot work: scripted")
-    return FakeEngine(recipe)
+    return FakeEngine(recipe, observers)

@@ -100,7 +100,7 @@ class Running:
                 samples[name] = float(value)
         return samples
 
-    def wait_for_metrics(self, wanted: Mapping[str, float], seconds: float = 3.0) -> None:
+    def wait_for_metrics(self, wanted: Mapping[str, float], seconds: float = 10.0) -> None:
         """Within `seconds` every wanted sample has its value."""
         end = time.monotonic() + seconds
         while True:
@@ -154,13 +154,15 @@ def _no_constant(name: str) -> None:
 
 
 @contextmanager
-def serving(made: Recipe | None = None, headers: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A server over the scripted engine, ready; it must end with code 0 or, with a dead engine, 1."""
+def serving(
+    made: Recipe | None = None, headers: Mapping[str, str] | None = None, factory: str = FACTORY
+) -> Iterator[Running]:
+    """A server, over the scripted engine by default, ready; it must end with code 0 or, with a dead engine, 1."""
     made = made or recipe()
     ready, box = threading.Event(), {}
 
     async def main() -> None:
-        server = Server(made, MODEL, launch(FACTORY), FakeTokenizer)
+        server = Server(made, MODEL, launch(factory), FakeTokenizer)
         box.update(server=server, loop=asyncio.get_running_loop())
         box["code"] = await server.run(ready.set)
 

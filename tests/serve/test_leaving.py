@@ -41,7 +41,7 @@ def test_gauges_fall_when_all_leave_and_nobody_comes(server: Running):
     server.wait_for_metrics({"partwise_requests_running": 16, "partwise_requests_waiting": 4})
     for sock in socks:
         sock.close()
-    server.wait_for_metrics(IDLE, seconds=2.0)
+    server.wait_for_metrics(IDLE)
 
 
 def test_one_that_leaves_the_queue_lets_the_next_run():

@@ -57,7 +57,7 @@ class Served:
         pairs = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in pairs}
 
-    def assert_idle(self, seconds: float = 3.0) -> None:
+    def assert_idle(self, seconds: float = 10.0) -> None:
         end = time.monotonic() + seconds
         while True:
             found = self.metrics()

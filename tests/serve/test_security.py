@@ -199,6 +199,6 @@ def test_times_mean_what_they_say(server: Running):
     assert grown["partwise_generation_tokens_total"] == 11
     ttft, itl = (grown[f"partwise_{name}_seconds_sum"] for name in ("time_to_first_token", "inter_token_latency"))
     e2e = grown["partwise_e2e_request_latency_seconds_sum"]
-    assert ttft + itl == pytest.approx(e2e, abs=0.02)
+    assert ttft + itl <= e2e < ttft + itl + 0.25
     assert grown["partwise_time_per_output_token_seconds_sum"] == pytest.approx(itl / 10, rel=1e-6)
     assert 0.25 < e2e < elapsed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -59,6 +58,15 @@ def test_a_stop_string_ends_the_engines_work(server: Running):
     assert answer["choices"][0]["text"] == ""
     server.wait_for_metrics({"partwise_requests_running": 0})
     assert server.metrics()["partwise_steps_total"] - before < 100
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_usage_is_null_before_the_last_chunk_where_it_is_asked_for(server: Running, route: str):
+    asked = {"messages": user("x")} if route == CHAT else {"prompt": "x"}
+    *chunks, last, done = server.stream(route, max_tokens=5, stream_options={"include_usage": True}, **asked)
+    assert done == "[DONE]" and last["usage"]["completion_tokens"] == 5 and last["choices"] == []
+    assert len(chunks) >= 2 and all(chunk["usage"] is None for chunk in chunks)
+    assert all("usage" not in chunk for chunk in server.stream(route, max_tokens=5, **asked)[:-1])
 
 
 def test_one_choices_stop_string_leaves_the_others_running(server: Running):
@@ -125,11 +133,9 @@ def test_bad_input_never_opens_a_stream(server: Running):
 
 
 def test_a_fault_in_a_stream_is_an_event_and_the_end(server: Running):
-    started = time.monotonic()
     healthy = server.events(CHAT, messages=user(say("x" * 100, delay=0.01)))
     next(healthy)
     events = list(server.events(CHAT, messages=user(say("abcdef", fault_at=3))))
-    assert time.monotonic() - started < 5
     assert events[-1]["error"]["message"] == "scripted fault"
     assert events[-1]["error"]["type"] == "server_error"
     assert "[DONE]" not in events
@@ -140,8 +146,11 @@ def test_a_fault_in_a_stream_is_an_event_and_the_end(server: Running):
 
 
 def test_deltas_are_sent_as_they_come(server: Running):
-    moments = [time.monotonic() for _ in server.events(CHAT, messages=user(say("abcdefgh", delay=0.05)))]
-    assert moments[5] - moments[1] > 0.12
+    events = server.events(CHAT, messages=user(say("a" * 40, delay=0.1)))
+    for _ in range(3):
+        next(events)
+    assert server.metrics()["partwise_requests_running"] == 1, "three deltas have come, and the rest is still computed"
+    assert len(list(events)) > 30
 
 
 def test_token_ids_and_logprobs_of_deltas_join_to_the_whole(server: Running):

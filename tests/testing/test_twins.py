@@ -4,9 +4,9 @@ import pytest
 
 from core.compose import compose
 from core.interfaces import BuildContext, Drafter, DrafterOptions
-from core.plugins.twins import TWINS, UnusedDrafter, UnusedPrefixCache
 from core.recipe import Recipe, RecipeError, resolve
 from core.testing.serving import BUSY, NULL, Served, assert_same, drain, greedy, prompts, recipe_of, serve
+from core.twins import TWINS, UnusedDrafter, UnusedPrefixCache
 from core.types import Draft, DraftView
 
 
