@@ -266,6 +266,11 @@ class KernelGivesNaN(RowKernel):
         out.fill_(torch.nan)
 
 
+class KernelGivesInfinity(RowKernel):
+    def wrong(self, out: Tensor) -> None:
+        out.fill_(torch.inf)
+
+
 def _card(part: type, seam: str, options: type[Options], *provides: str) -> PluginInfo:
     return PluginInfo(
         name=part.__name__,
