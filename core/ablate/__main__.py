@@ -23,6 +23,7 @@ Tell what each part of a recipe is worth, with its uncertainty.
   workload=chat,agents     chat, document, agents, mixed, or sharegpt, mooncake, prompts with path=FILE
   agents.n=4               an option of one workload; load=poisson load.rate=2 say how sessions arrive
   budget=20min             blocks of arms are repeated until all is known or this time is spent
+  blocks=40                at most so many; seed=0 chooses requests and order, warmup=1 short requests before each run
   margin=5%                an effect smaller than this does not matter
   metric=requests_per_s    what the verdicts are about
   goodput.ttft=200         a target in ms; also goodput.tpot, goodput.e2e

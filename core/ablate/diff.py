@@ -21,7 +21,7 @@ Found = dict[tuple[str, str], Result]
 
 
 def show(folders: Sequence[Path], console: Console) -> int:
-    """Prints how every effect that two studies share differs between them (Welch's t, adjusted for their number)."""
+    """Prints how each effect that two studies share differs between them (Welch's t, p adjusted for their number)."""
     if len(folders) != 2:
         raise UsageError(f"diff takes two folders of studies, diff=A,B; given: {len(folders)}.")
     (plan_a, env_a), (plan_b, env_b) = (plan.read_lock(folder / "lock.yaml") for folder in folders)
@@ -31,7 +31,9 @@ def show(folders: Sequence[Path], console: Console) -> int:
     shared = [key for key in a if key in b]
     if not shared:
         raise UsageError(f"{folders[0]} and {folders[1]} share no effect on the same workload.")
-    console.print(_table(a, b, shared, [str(folder) for folder in folders]))
+    for name, folder in zip("AB", folders, strict=True):
+        console.print(f"{name}: {folder}", markup=False, soft_wrap=True)
+    console.print(_table(a, b, shared, ["A", "B"]))
     for key in sorted(a.keys() ^ b.keys()):
         console.print(f"only in {folders[0] if key in a else folders[1]}: {key[0]} on {key[1]}", markup=False)
     for line in environment.differences(env_a, env_b):
@@ -52,9 +54,10 @@ def _table(a: Found, b: Found, shared: Sequence[tuple[str, str]], titles: Sequen
     differences = [statistics.compare(a[key].estimate, b[key].estimate) for key in shared]
     known = [1.0 if math.isnan(d.p) else d.p for d in differences]
     adjusted = statistics.adjusted(known)
-    table = Table("effect", "workload", *titles, "change", "p, adjusted", Column("", no_wrap=True), box=SIMPLE_HEAD)
+    heads = [Column(title, no_wrap=True) for title in (*titles, "change (p)")]
+    table = Table(Column("effect", overflow="fold", min_width=16), *heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for key, difference, p in zip(shared, differences, adjusted, strict=True):
-        ends = [f"{change(r.estimate.mean)} ({interval(r.estimate)})" for r in (a[key], b[key])]
+        ends = [f"{change(r.estimate.mean)}\n({interval(r.estimate)})" for r in (a[key], b[key])]
         said = "changed" if p <= 1 - statistics.LEVEL else "no change seen"
-        table.add_row(*key, *ends, change(difference.change), f"{p:.2g}", said)
+        table.add_row(f"{key[0]}\non {key[1]}", *ends, f"{change(difference.change)} ({p:.2g})\n{said}")
     return table

@@ -27,7 +27,8 @@ Measure one arm, or with -m every combination of several values.
                            (target.model, target.api=completions, target.api_key, target.ignore_eos=false)
   target=engine            the engine in the load generator's process, without a server
   goodput.ttft=200         a target in ms; also goodput.tpot, goodput.e2e
-  repeat=3                 runs of each arm, in random order
+  repeat=3                 runs of each arm, in random order, each with other requests
+  warmup=1                 short requests before each run; seed=0 chooses the requests
   again=true               also runs what the ledger already has
   price=0.50 | gpu=l4      dollars an hour, for the cost of a million tokens
   output=DIR               where the ledger is; what it holds already is not run again

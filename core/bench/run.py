@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from core.bench.tables import comparison, details
+from core.bench.tables import comparisons, details
 from core.lab import environment, recipes, words
 from core.lab.errors import TargetError, UsageError, unknown
 from core.lab.hosts import ExternalHost, Host, InProcessHost, server
@@ -198,5 +198,6 @@ def _show(jobs: Sequence[Job], ledger: Ledger, first: Words, console: Console) -
     trials = [t for t in ledger.trials if t.words in mine]
     if trials:
         price = words.price(first)
-        console.print(details(trials[0], price) if len(trials) == 1 else comparison(trials, price))
+        for table in [details(trials[0], price)] if len(trials) == 1 else comparisons(trials, price):
+            console.print(table)
     return bool(trials)

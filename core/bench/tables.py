@@ -8,24 +8,31 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from core.lab import cost
-from core.lab.analysis import arm_means
+from core.lab.analysis import ArmMean, arm_means
 from core.lab.findings import number
 from core.lab.ledger import Trial
 from core.lab.metrics import LATENCIES, METRICS, PERCENTILES
 from core.lab.plan import Price
 
-COLUMNS = {
+SPEED = {
     "requests_per_s": "req/s",
     "output_tokens_per_s": "tok/s",
     "goodput_per_s": "good/s",
+    "ttft_p50_ms": "TTFT",
+    "ttft_p99_ms": "p99",
+    "itl_p50_ms": "ITL",
+    "itl_p99_ms": "p99",
+    "e2e_p50_ms": "E2E",
+    "e2e_p99_ms": "p99",
+}
+USE = {
     "memory_bytes_peak": "memory",
     "kv_bytes_peak": "KV",
     "prefix_hit_rate": "hits",
-    "acceptance": "accepted",
-    "preemptions": "preempted",
+    "acceptance": "accept",
+    "preemptions": "preempt",
     "energy_j": "joules",
 }
-PAIRS = ("ttft", "itl", "e2e")
 SILENT = "the target does not tell"
 WHY_MISSING = {
     "goodput": "no target was given: goodput.ttft=200",
@@ -65,20 +72,35 @@ def details(trial: Trial, price: Price | None) -> Table:
     return table
 
 
-def comparison(trials: Sequence[Trial], price: Price | None) -> Table:
-    """One row an arm and workload; several runs of one are averaged."""
+def comparisons(trials: Sequence[Trial], price: Price | None) -> list[Table]:
+    """Two tables a workload: rates and times, and what was used. One row an arm, the mean of its runs."""
     means = arm_means(trials)
-    columns = {c: head for c, head in COLUMNS.items() if any(c in m.values for m in means)}
-    pairs = [p for p in PAIRS if any(f"{p}_p50_ms" in m.values for m in means)]
-    latencies = [f"{p.upper()} p50 / p99, ms" for p in pairs]
-    numbers = [*columns.values(), *latencies, *(["$/M tok"] if price else []), "runs", "failed"]
-    table = Table(Column("arm", overflow="fold"), Column("workload", no_wrap=True), *numbers, box=SIMPLE_HEAD)
-    for m in means:
-        rate = m.values.get("output_tokens_per_s")
-        cells = [number(c, m.values.get(c)) for c in columns]
-        for p in pairs:
-            cells.append(" / ".join(number(f"{p}_p{q}_ms", m.values.get(f"{p}_p{q}_ms")) for q in (50, 99)))
-        if price:
-            cells.append(f"{cost.per_million(price, rate):.2f}" if rate else "–")
-        table.add_row(m.arm, m.workload, *cells, str(m.runs), str(m.failed))
+    tables = []
+    for workload in dict.fromkeys(m.workload for m in means):
+        here = [m for m in means if m.workload == workload]
+        times = {c: head for c, head in SPEED.items() if any(c in m.values for m in here)}
+        rows = [[number(c, m.values.get(c)) for c in times] for m in here]
+        tables.append(_arms(f"{workload}: rates a second, times in ms", list(times.values()), here, rows))
+        used = {c: head for c, head in USE.items() if any(c in m.values for m in here)}
+        rows = [[*(number(c, m.values.get(c)) for c in used), *_counts(m, price)] for m in here]
+        heads = [*used.values(), *(["$/M"] if price else []), "runs", "failed"]
+        tables.append(
+            _arms(f"{workload}: what was used{', dollars a million output tokens' if price else ''}", heads, here, rows)
+        )
+    return tables
+
+
+def _counts(mean: ArmMean, price: Price | None) -> list[str]:
+    rate = mean.values.get("output_tokens_per_s")
+    dollars = [f"{cost.per_million(price, rate):.2f}" if rate else "–"] if price else []
+    return [*dollars, str(mean.runs), str(mean.failed)]
+
+
+def _arms(title: str, heads: Sequence[str], means: Sequence[ArmMean], rows: Sequence[Sequence[str]]) -> Table:
+    arm = Column("arm", overflow="fold", min_width=17)
+    table = Table(arm, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for mean, cells in zip(means, rows, strict=True):
+        table.add_row(mean.arm, *cells)
     return table

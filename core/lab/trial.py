@@ -13,9 +13,10 @@ from core.lab.hosts import Host
 from core.lab.loadgen import measure
 from core.lab.metrics import RequestRecord, Summary, summarize
 from core.lab.observe import Watch
-from core.lab.workloads import Workload
+from core.lab.workloads import Session, Workload
 
 WARMUP_SEED = 1_000_003
+WARMUP_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,14 @@ def run_trial(
     deadline_s: float | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
-    """Warms the arm up with `warmup` requests of other text, the first ones of sessions, then measures one run.
+    """Warms the arm up with `warmup` short requests of other text, then measures one run.
 
     `targets`: milliseconds by latency name, for goodput. TargetError when no request got its answer;
     DeadlineReached after `deadline_s` seconds.
     """
     began = time.monotonic()
     other = workload.model_copy(update={"n": warmup}).sessions(seed + WARMUP_SEED) if warmup else []
-    warm = [replace(session, stages=(session.stages[0][:1],)) for session in other]
+    warm = [_first_request(session) for session in other]
     job = Job(host.target, tuple(warm), tuple(workload.sessions(seed)), workload.load, seed)
     watch = Watch(host)
     try:
@@ -54,6 +55,12 @@ def run_trial(
         raise TargetError(f"the target failed all {summary.requests} requests: {describe_errors(summary)}.")
     summary = replace(summary, values=summary.values | seen, seam_seconds=seams)
     return Outcome(summary, records, time.monotonic() - began)
+
+
+def _first_request(session: Session) -> Session:
+    """Enough of a session to touch all that an engine does for the first time."""
+    ask = session.stages[0][0]
+    return Session(((replace(ask, max_tokens=min(ask.max_tokens, WARMUP_TOKENS)),),))
 
 
 def describe_errors(summary: Summary) -> str:

@@ -140,7 +140,7 @@ class Agents(Workload):
     n: Count = 2
     branches: Count = 2
     rounds: Count = 1
-    shared_tokens: Count = 192
+    shared_tokens: Count = 128
     task_tokens: Count = 32
     output_tokens: Count = 16
     load: Load = Load(concurrency=2)

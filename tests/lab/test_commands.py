@@ -71,7 +71,10 @@ def test_a_sweep_lands_in_one_ledger_and_is_not_run_again(tmp_path, capsys):
     }
     reasons = [e["reasons"] for e in entries if e["type"] == "impossible"]
     assert reasons == [["prefix_cache=hash cannot be"]] * 2
-    assert "prefix_cache=hash cannot be" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "prefix_cache=hash cannot be" in said
+    assert "document: rates a second, times in ms" in said and "document: what was used" in said
+    assert "…" not in said, "the tables fit a terminal of 80 columns"
     assert bench(sweep) == 0
     assert [e["type"] for e in rows(tmp_path / "out" / "ledger.jsonl")].count("trial") == 2
     assert "done before" in capsys.readouterr().out
