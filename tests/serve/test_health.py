@@ -157,7 +157,7 @@ class Command:
 
     def stream(self, seconds: float) -> tuple[threading.Thread, list[str]]:
         lines: list[str] = []
-        content = say("x" * int(seconds / 0.05), delay=0.05)
+        content = say("x" * int(seconds / 0.1), delay=0.1)
 
         def read() -> None:
             body = {"model": MODEL, "messages": user(content), "stream": True}
@@ -200,7 +200,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones():
 
 def test_draining_has_an_end():
     command = Command(drain_seconds=0.5)
-    thread, lines = command.stream(60.0)
+    thread, lines = command.stream(30.0)
     command.process.send_signal(signal.SIGTERM)
     thread.join(15)
     assert "shut down" in json.loads(lines[-1][6:])["error"]["message"]
@@ -209,7 +209,7 @@ def test_draining_has_an_end():
 
 def test_a_second_signal_ends_at_once():
     command = Command()
-    thread, lines = command.stream(60.0)
+    thread, lines = command.stream(30.0)
     for _ in range(2):
         command.process.send_signal(signal.SIGINT)
         command.until_draining()
