@@ -71,7 +71,7 @@ def loss(quality: Quality) -> str:
     if quality.lossless:
         return "loses nothing"
     return (
-        f"changes {(1 - quality.agreement) * 100:.1f} % of greedy tokens, KL {quality.kl:.4f}, "
+        f"changes {(1 - quality.agreement) * 100:.1f} % of greedy tokens, KL {quality.kl:.2g}, "
         f"perplexity {(quality.perplexity_ratio - 1) * 100:+.1f} %"
     )
 
