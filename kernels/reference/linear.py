@@ -9,13 +9,15 @@ from torch import Tensor
 
 
 def round_activations(x: Tensor, bits: Literal[14, 8]) -> Tensor:
-    """fp32 [T, k] through the codes: 14 bits with a scale a row, or 8 bits with a scale for each 32 inputs."""
+    """fp32 [T, k] through the codes: 14 bits with a scale a row, or 8 bits with a scale of 22 bits for each 32 inputs."""
     top, width = (8191, x.shape[-1]) if bits == 14 else (127, 32)
     padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % width))
     groups = padded.view(*x.shape[:-1], -1, width)
     most = groups.abs().amax(-1, keepdim=True)
     codes = torch.round(groups * torch.where(most > 0, torch.tensor(float(top)) / most, 0.0))
     scale = most / float(top)
+    if bits == 8:
+        scale = (scale.view(torch.int32) & ~3).view(torch.float32)
     rounded: Tensor = (codes * scale).flatten(-2)
     return rounded[..., : x.shape[-1]]
 

@@ -22,6 +22,12 @@
 #define EXACT_K 2048 /* 127 * 8191 * 2048 fits 32 bits */
 #define SUPER_ROWS 96
 #define FACTORS 3
+#define EXACT_PLANES 3 /* 4-bit weights: what one pass over the weights takes */
+#ifdef PW_AVX512
+#define EXACT_ROWS 6 /* whose sums fit the registers */
+#else
+#define EXACT_ROWS 2
+#endif
 /* Sums of 4-bit by 8-bit codes start at these bits, so that they are the float MAGIC + sum without a conversion */
 #define MAGIC 12582912.0f
 #define MAGIC_BITS 0x4b400000
@@ -55,8 +61,11 @@ void act_init(activations *a, const pw_linear *w, int64_t rows, void *memory) {
     a->factors = (float *)((char *)memory + round_up(slots * a->k * code_size(a->kind), 64));
 }
 
+static int in_one_pass(const activations *a) { return a->kind == A_INT8 && a->planes == EXACT_PLANES; }
+
 static activations plane_of(const activations *a, int plane) {
     activations p = *a;
+    p.planes = 1;
     p.codes = (char *)a->codes + plane * a->plane_bytes;
     p.factors = (float *)((char *)a->factors + plane * a->plane_bytes);
     return p;
@@ -116,6 +125,16 @@ static void leave(const activations *a, const float *row, float *rest) {
     }
 }
 
+/* the last plane's sums become those of all planes */
+static void add_sums(const activations *a, int64_t slot, int m, int mt) {
+    float *last = plane_of(a, EXACT_PLANES - 1).factors;
+    for (int64_t g = 0; g < a->k / GROUP; g++) {
+        int64_t at = FACTORS * (slot * (a->k / GROUP) + g * mt) + 2 * mt + m;
+        last[at] += plane_of(a, 1).factors[at];
+        last[at] += a->factors[at];
+    }
+}
+
 void act_put(activations *a, int64_t r, const float *row, int64_t n) {
     const tiling *t = &a->tiles;
     int64_t wide = (int64_t)t->extra * (t->base + 1);
@@ -136,6 +155,7 @@ void act_put(activations *a, int64_t r, const float *row, int64_t n) {
         leave(a, row, rest);
         row = rest;
     }
+    if (in_one_pass(a)) add_sums(a, slot, m, mt);
 }
 
 /* ---- one tile of tokens by a pair of row blocks: out[m][32] ---- */
@@ -254,6 +274,68 @@ AI void tile_q4_part(const int32_t *a, const float *factor, int64_t groups, cons
     UNROLL for (int m = 0; m < mt; m++) vstore(out + m * OUT_COLUMNS, sum[m]);
 }
 
+/* As above for inputs in EXACT_PLANES planes: weights are unpacked once for all. `mt` rows lie side by side, n are worked on. */
+AI void tile_q4_exact_part(const int32_t *a, const float *factor, int64_t plane_bytes, int64_t groups, const uint8_t *w,
+                           const int half, float *out, const int with_min, const int mt, const int n) {
+    const vi low = iset8(15);
+    const char *more = (const char *)a + plane_bytes, *last = more + plane_bytes;
+    vf sum[MT_MAX];
+    UNROLL for (int m = 0; m < n; m++) sum[m] = vset(0);
+    for (int64_t g = 0; g < groups; g++, w += with_min ? Q4_1_BYTES : Q4_0_BYTES, factor += FACTORS * mt) {
+        vi acc[EXACT_PLANES][MT_MAX];
+        if (half == 0) fetch_ahead(w, with_min ? Q4_1_BYTES : Q4_0_BYTES);
+        UNROLL for (int p = 0; p < EXACT_PLANES; p++)
+            UNROLL for (int m = 0; m < n; m++) acc[p][m] = p == EXACT_PLANES - 1 ? Q4_START : izero();
+        UNROLL for (int s = 0; s < GROUP / 8; s++) {
+            vi bytes = iload(w + s * 4 * BLOCK + half * 4 * VL);
+            vi x = iand(bytes, low), y = iand(ishr4(bytes), low);
+            UNROLL for (int p = 0; p < EXACT_PLANES; p++) {
+                const int32_t *codes = p == 0 ? a : (const int32_t *)(p == 1 ? more : last);
+                UNROLL for (int m = 0; m < n; m++) dp8x1(&acc[p][m], x, codes + s * mt + m);
+                UNROLL for (int m = 0; m < n; m++) dp8x1(&acc[p][m], y, codes + (s + GROUP / 8) * mt + m);
+            }
+        }
+        a += GROUP / 4 * mt, more += GROUP * mt, last += GROUP * mt;
+        const uint16_t *halves = (const uint16_t *)(w + 256) + half * VL;
+        const float *f0 = factor, *f1 = (const float *)((const char *)f0 + plane_bytes), *f2 = (const float *)((const char *)f1 + plane_bytes);
+        vf scale = vhalf(halves);
+        vf least = with_min ? vhalf(halves + BLOCK) : vmul(scale, vset(-8.0f));
+        UNROLL for (int m = 0; m < n; m++) {
+#ifdef PW_VNNI
+            vf part = vfma(vfloat(acc[2][m]), vset(f2[m]), vset(f2[mt + m]));
+#else
+            UNROLL for (int p = 0; p < EXACT_PLANES; p++) acc[p][m] = imadd16(acc[p][m], iset16(1));
+            vf part = vmul(vcvt(acc[2][m]), vset(f2[m]));
+#endif
+            part = vfma(vcvt(acc[0][m]), vset(f0[m]), vfma(vcvt(acc[1][m]), vset(f1[m]), part));
+            sum[m] = vfma(least, vset(f2[2 * mt + m]), vfma(part, scale, sum[m]));
+        }
+    }
+    UNROLL for (int m = 0; m < n; m++) vstore(out + m * OUT_COLUMNS, sum[m]);
+}
+
+AI void tile_q4_exact_rows(const int32_t *a, const float *factor, int64_t plane_bytes, int64_t groups, const uint8_t *w,
+                           const int half, float *out, const int with_min, const int mt) {
+    const int n = mt <= EXACT_ROWS ? mt : EXACT_ROWS > 2 ? mt / 2 : EXACT_ROWS;
+    int from = 0;
+    for (; from + n <= mt; from += n)
+        tile_q4_exact_part(a + from, factor + from, plane_bytes, groups, w, half, out + from * OUT_COLUMNS, with_min, mt, n);
+    if (mt % n)
+        tile_q4_exact_part(a + from, factor + from, plane_bytes, groups, w, half, out + from * OUT_COLUMNS, with_min, mt, mt % n);
+}
+
+static void tile_q4_1_exact(int mt, const int32_t *a, const float *factor, int64_t plane_bytes, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_exact_rows(a, factor, plane_bytes, groups, w, h, out + h * VL, 1, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
+static void tile_q4_0_exact(int mt, const int32_t *a, const float *factor, int64_t plane_bytes, int64_t groups, const uint8_t *w, float *out) {
+#define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q4_exact_rows(a, factor, plane_bytes, groups, w, h, out + h * VL, 0, M)
+    MT_SWITCH(mt, CALL)
+#undef CALL
+}
+
 static void tile_q8(int mt, const int32_t *a, const float *a_scale, int64_t groups, const uint8_t *w, float *out) {
 #define CALL(M) UNROLL for (int h = 0; h < HALVES; h++) tile_q8_part(a, a_scale, groups, w, h, out + h * VL, M)
     MT_SWITCH(mt, CALL)
@@ -298,12 +380,16 @@ static void tile_product(const activations *a, const pw_linear *w, int64_t pair,
         tile_q8(mt, codes, factor, groups, right, out + BLOCK);
         return;
     case W_Q4_1:
-        tile_q4_1(mt, codes, factor, groups, left, out);
-        tile_q4_1(mt, codes, factor, groups, right, out + BLOCK);
+        for (int i = 0; i < 2; i++, left = right, out += BLOCK) {
+            if (in_one_pass(a)) tile_q4_1_exact(mt, codes, factor, a->plane_bytes, groups, left, out);
+            else tile_q4_1(mt, codes, factor, groups, left, out);
+        }
         return;
     default:
-        tile_q4_0(mt, codes, factor, groups, left, out);
-        tile_q4_0(mt, codes, factor, groups, right, out + BLOCK);
+        for (int i = 0; i < 2; i++, left = right, out += BLOCK) {
+            if (in_one_pass(a)) tile_q4_0_exact(mt, codes, factor, a->plane_bytes, groups, left, out);
+            else tile_q4_0(mt, codes, factor, groups, left, out);
+        }
     }
 }
 
@@ -344,7 +430,7 @@ void gemm(const activations *a, const pw_linear *w, int mode, float *y, int64_t 
             for (int64_t tile = first; tile < min64(first + per_super, a->tiles.n_tiles); tile++) {
                 int n = tile_count(&a->tiles, tile);
                 tile_product(a, w, pair, tile, padded_mt(n), out);
-                for (int p = 1; p < a->planes; p++) add_plane(a, p, w, pair, tile, n, out);
+                for (int p = 1; p < a->planes && !in_one_pass(a); p++) add_plane(a, p, w, pair, tile, n, out);
                 write_out(w, mode, out, n, pair, y + tile_start(&a->tiles, tile) * ldy, ldy);
             }
 }
