@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def round_activations(x: Tensor, bits: Literal[14, 8]) -> Tensor:
-    """fp32 [T, k] through the codes: 14 bits with a scale a row, or 8 bits with a scale of 22 bits for each 32 inputs."""
+    """fp32 [T, k] through the codes: 14 bits with a scale a row, or 8 bits with a scale (of 22 bits) for 32 inputs."""
     top, width = (8191, x.shape[-1]) if bits == 14 else (127, 32)
     padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % width))
     groups = padded.view(*x.shape[:-1], -1, width)
