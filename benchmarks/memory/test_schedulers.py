@@ -1,9 +1,9 @@
 """Speed and latencies under each scheduler: short chats and, in between, long prompts, arriving as they please.
 
 SmolLM2-135M with the compiled CPU parts, without drafts, in one engine that is idle as its scheduler is changed. Every
-arm gets the same arrivals, in rounds that go through all arms in turn; medians of the rounds. TTFT is from arrival to
-the first token, ITL the time between two tokens of one answer (all gaps pooled), `in time` the share of requests with a
-TTFT of at most a second and no gap over 200 ms.
+arm gets the same arrivals, in rounds that go through all arms in a new order; medians of the rounds. TTFT is from
+arrival to the first token, ITL the time between two tokens of one answer (all gaps pooled), `in time` the share of
+requests with a TTFT of at most a second and no gap over 200 ms.
 
     python -m pytest benchmarks/memory/test_schedulers.py -s
 """
@@ -136,8 +136,8 @@ def test_schedulers(benchmark, results):
     def all_rounds() -> dict[str, list[dict[str, float]]]:
         found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
         for number in range(1, ROUNDS + 1):
-            for arm, words in ARMS.items():
-                engine.scheduler = scheduler_of(words, engine)
+            for arm in random.Random(number).sample(list(ARMS), len(ARMS)):
+                engine.scheduler = scheduler_of(ARMS[arm], engine)
                 found[arm].append(serve(engine, load(number)))
         return found
 
