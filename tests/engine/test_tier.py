@@ -7,6 +7,7 @@ import torch
 
 from core.copies import copies_of
 from core.kv import Pool
+from core.serve.engine_metrics import EngineMetrics
 from tests.engine.toy import VOCAB, ToyModel, drain, generate, outputs, request, toy_engine
 
 PROMPTS = [[(3 * i + 11 * n) % VOCAB for i in range(30)] for n in range(6)]
@@ -221,3 +222,18 @@ def test_a_cuda_device_copies_to_pinned_memory_and_back():
         copies.copy(host, range(32, 64), device, range(32))
         copies.wait()
         assert bool((stored[:32] == round).all()) and bool((stored[32:] == -1).all())
+
+
+def test_the_host_tier_and_goodput_are_exported():
+    engine = _engine(cache="radix", kv_tokens=120, scheduler="slo")
+    for prompt in PROMPTS:
+        generate(engine, [prompt], max_tokens=20)
+    stats = engine.stats()
+    lines = EngineMetrics().text(stats).decode().splitlines()
+    host = stats["kv"]["full"]
+    assert f'partwise_kv_pages{{group="full",state="host_cached"}} {float(host["host_cached"])}' in lines
+    assert f'partwise_kv_bytes{{group="full",state="host_used"}} {float(host["host_used_bytes"])}' in lines
+    moved = 'partwise_kv_host_pages_copied_total{direction="out",group="full"}'
+    assert f"{moved} {float(host['host_pages_out'])}" in lines and host["host_pages_out"] > 0
+    assert 'partwise_scheduler_total{count="ended"} 6.0' in lines
+    assert stats["scheduler"]["met_targets"] <= stats["scheduler"]["ended"] == len(PROMPTS)
