@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from core.clock import Clock
 from core.interfaces.prefix_cache import PrefixCache
@@ -48,16 +49,17 @@ class CachedPages:
         self._clock = clock
         self._on_evicted = on_evicted
         self._leaves = leaves
-        self._window_pages: OrderedDict[int, None] = OrderedDict()
+        self._strippable: list[OrderedDict[int, None]] = [OrderedDict() for _ in groups]
 
     def match(self, seq: Sequence) -> Match:
         """The longest cached prefix. PartFault: it is not one."""
         with self._clock.part("prefix_cache", self.label):
             match = self.cache.match(seq.tokens, seq.request.cache_salt)
         self._check(match, seq)
-        for page in match.pages:
-            if page in self._window_pages:
-                self._window_pages.move_to_end(page)
+        for strippable in self._strippable:
+            for page in match.pages if strippable else ():
+                if page in strippable:
+                    strippable.move_to_end(page)
         return match
 
     def peek(self, seq: Sequence) -> int:
@@ -115,7 +117,8 @@ class CachedPages:
             entry = self.pages.pop(page, None)
             if entry is None:
                 raise PartFault(f"{self.label} evicted page {page}, which it did not keep")
-            self._window_pages.pop(page, None)
+            for strippable in self._strippable:
+                strippable.pop(page, None)
             if self._leaves is not None:
                 self._leaves(entry.digest, [page, *entry.others])
             self.groups[0].free([page])
@@ -130,16 +133,14 @@ class CachedPages:
         index = self.groups.index(pages)
         if index == 0 or pages.window is None:
             return 0
-        stripped = 0
-        for page in list(self._window_pages):
-            other = self.pages[page].others[index - 1]
-            if other is not None and pages.references[other] == 1:
-                pages.free([other])
-                self.pages[page].others[index - 1] = None
-                stripped += 1
-                if stripped == n_pages:
-                    break
-        return stripped
+        found = ((page, self.twin(page, index)) for page in self._strippable[index])
+        unused = ((page, twin) for page, twin in found if twin is not None and pages.references[twin] == 1)
+        stripped = list(islice(unused, n_pages))
+        for page, twin in stripped:
+            pages.free([twin])
+            self.pages[page].others[index - 1] = None
+            del self._strippable[index][page]
+        return len(stripped)
 
     def _check(self, match: Match, seq: Sequence) -> None:
         """PartFault unless every page of the match is cached for this sequence's very tokens and salt."""
@@ -162,11 +163,11 @@ class CachedPages:
             position = places[page]
             others = [self._page_at(table, position) for table in seq.tables[1:]]
             self.groups[0].share([page])
-            for pages, other in zip(self.groups[1:], others, strict=True):
+            for index, (pages, other) in enumerate(zip(self.groups[1:], others, strict=True), start=1):
                 pages.share([other] if other is not None else [])
+                if pages.window is not None and other is not None:
+                    self._strippable[index][page] = None
             self.pages[page] = CachedPage(digests[position], others)
-            if others:
-                self._window_pages[page] = None
 
     def _use_twins(self, seq: Sequence, match: Match) -> None:
         """Where the cache had pages of the same tokens already, hold those and free our own."""
