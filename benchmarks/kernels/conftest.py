@@ -31,8 +31,20 @@ def limits():
     return {"bytes": read, "macs": 1024**3 / fastest(lambda: square @ square)}
 
 
+ROWS = []
+
+
+def pytest_terminal_summary(terminalreporter):
+    if ROWS:
+        terminalreporter.write_line("| kernel | ms | GB/s | of read limit | GMAC/s | of fp32 limit | times torch |")
+        terminalreporter.write_line("|---|---|---|---|---|---|---|")
+    for name, seconds, info in ROWS:
+        cells = [f"{seconds * 1e3:.3f}", *map(str, info.values())]
+        terminalreporter.write_line(f"| {name} | {' | '.join(cells)} |")
+
+
 @pytest.fixture
-def measured(benchmark, limits):
+def measured(benchmark, limits, request):
     """Runs a kernel, and notes bytes and multiply-adds a second and the time that its reference takes."""
 
     def measure(work, *, n_bytes, n_macs, reference=None):
@@ -49,5 +61,7 @@ def measured(benchmark, limits):
         }
         if reference is not None:
             benchmark.extra_info["times faster than torch"] = round(fastest(reference, 3) / seconds, 2)
+        name = request.node.name.removeprefix("test_").replace("[", " ").rstrip("]")
+        ROWS.append((name, seconds, dict(benchmark.extra_info)))
 
     return measure
