@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from core.heads import checked_groups
 from core.interfaces import KVAllocator, PoolContext
-from core.testing.cost import assert_cost, assert_growth, microseconds
+from core.testing.cost import Cost, assert_cost, assert_growth, microseconds
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
 from core.types import KVGroup, PartFault
@@ -188,11 +188,11 @@ class AllocatorSuite(SameOutput, Suite):
     # --- level 4 ---------------------------------------------------------------------------------------------------
 
     def test_l4_cost_and_growth(self) -> None:
-        small, large = (self._allocation_us(n) for n in (1_000, 10_000))
+        small, large = (self._allocation_cost(n) for n in (1_000, 10_000))
         assert_cost(small, self.declared("cost_us", self.cost_us), "allocate and free of 4 pages, 1,000 in the pool")
         assert_growth(small, large, self.declared("growth", 1), "allocate and free, with 10 times the pages")
 
-    def _allocation_us(self, n_pages: int) -> float:
+    def _allocation_cost(self, n_pages: int) -> Cost:
         pool = self.pool(n_pages)
         held = [pool.allocate(self.tokens(4), upper_bound=self.tokens(4)) or [] for _ in range(n_pages // 5)]
         for pages in held[::3]:

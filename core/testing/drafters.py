@@ -14,7 +14,7 @@ from torch import Tensor
 
 from core.interfaces import BuildContext, Drafter
 from core.sampling import Sampler, verify
-from core.testing.cost import assert_cost, assert_growth, microseconds
+from core.testing.cost import Cost, assert_cost, assert_growth, microseconds
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
 from core.types import Draft, DraftView, SamplingParams
@@ -196,11 +196,11 @@ class DrafterSuite(SameOutput, Suite):
     # --- level 4 ---------------------------------------------------------------------------------------------------
 
     def test_l4_cost_and_growth(self) -> None:
-        few, many = self._propose_us(1), self._propose_us(10)
+        few, many = self._propose_cost(1), self._propose_cost(10)
         assert_cost(few, self.declared("cost_us", self.cost_us), "a draft at 200 tokens")
         assert_growth(few, many, self.declared("growth", 1), "drafting for 10 times the sequences")
 
-    def _propose_us(self, sequences: int) -> float:
+    def _propose_cost(self, sequences: int) -> Cost:
         drafter = self.drafter()
         texts = [self.looping(200) for _ in range(sequences)]
 

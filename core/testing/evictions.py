@@ -85,5 +85,5 @@ class EvictionSuite(SameOutput, Suite):
 
     def test_l4_cost(self) -> None:
         policy = self.policy()
-        us = microseconds(lambda: policy.key(ENTRIES[0]))
-        assert_cost(us, self.declared("cost_us", self.cost_us), "a key")
+        cost = microseconds(lambda: policy.key(ENTRIES[0]))
+        assert_cost(cost, self.declared("cost_us", self.cost_us), "a key")

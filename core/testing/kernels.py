@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.interfaces import AttentionKernel, BuildContext, KVQuantizer
 from core.registry import PartError
-from core.testing.cost import assert_cost, assert_growth, microseconds
+from core.testing.cost import Cost, assert_cost, assert_growth, microseconds
 from core.testing.paged import Case, Row, make_case
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
@@ -207,10 +207,10 @@ class KernelSuite(SameOutput, Suite):
     # --- level 4 ---------------------------------------------------------------------------------------------------
 
     def test_l4_cost_and_growth(self) -> None:
-        few, many = self._decode_us(100), self._decode_us(1_000)
+        few, many = self._decode_cost(100), self._decode_cost(1_000)
         assert_cost(few, self.declared("cost_us", self.cost_us), "one layer's decode of 4 rows at 100 tokens")
         assert_growth(few, many, self.declared("growth", 1), "decode with 10 times the context")
 
-    def _decode_us(self, length: int) -> float:
+    def _decode_cost(self, length: int) -> Cost:
         case, kernel = self.case([Row(1, length)] * 4), self.kernel()
         return microseconds(lambda: self.compute(case, kernel), repeats=5)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from core.interfaces import BuildContext, KVQuantizer
 from core.kv import Pool, page_bytes, shared_bytes
-from core.testing.cost import assert_cost, assert_growth, microseconds
+from core.testing.cost import Cost, assert_cost, assert_growth, microseconds
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
 from core.types import KVGroup
@@ -224,11 +224,11 @@ class KVQuantizerSuite(SameOutput, Suite):
     # --- level 4 ---------------------------------------------------------------------------------------------------
 
     def test_l4_cost_and_growth(self) -> None:
-        few, many = self._cycle_us(8), self._cycle_us(80)
+        few, many = self._cycle_cost(8), self._cycle_cost(80)
         assert_cost(few, self.declared("cost_us", self.cost_us), "writing one token and reading 8 pages")
         assert_growth(few, many, self.declared("growth", 1), "the same with 10 times the pages")
 
-    def _cycle_us(self, n_pages: int) -> float:
+    def _cycle_cost(self, n_pages: int) -> Cost:
         quantizer = self.quantizer()
         pool, n = self.pool(quantizer, n_pages), n_pages * self.page_size
         pages = list(range(n_pages))

@@ -140,5 +140,5 @@ class ReductionSuite(SameOutput, Suite):
         seq = self.running(self.reduction(), prompt=LONG)
         seq.prefill(LONG)
         view = ContextView("a", 0, len(seq.keys), LONG, LONG, self.page_size)
-        us = microseconds(lambda: self.reduction().forget(view))
-        assert_cost(us, self.declared("cost_us", self.cost_us), "building it and asking what to forget")
+        cost = microseconds(lambda: self.reduction().forget(view))
+        assert_cost(cost, self.declared("cost_us", self.cost_us), "building it and asking what to forget")

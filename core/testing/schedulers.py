@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from core.interfaces import BuildContext, Scheduler
-from core.testing.cost import assert_cost, assert_growth, microseconds
+from core.testing.cost import Cost, assert_cost, assert_growth, microseconds
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
 from core.testing.world import FakeSequence, World
@@ -141,11 +141,11 @@ class SchedulerSuite(SameOutput, Suite):
     # --- level 4 ---------------------------------------------------------------------------------------------------
 
     def test_l4_cost_and_growth(self) -> None:
-        small, large = self._plan_us(100), self._plan_us(1_000)
+        small, large = self._plan_cost(100), self._plan_cost(1_000)
         assert_cost(small, self.declared("cost_us", self.cost_us), "a plan, 16 running and 100 waiting,")
         assert_growth(small, large, self.declared("growth", 1), "a plan, with 10 times the waiting requests,")
 
-    def _plan_us(self, waiting: int) -> float:
+    def _plan_cost(self, waiting: int) -> Cost:
         world = self.world(pages=16 * 64, tokens=64, running=16)
         for _ in range(16):
             world.add(prompt=4, output=200)

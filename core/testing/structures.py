@@ -110,5 +110,5 @@ class StructureSuite(SameOutput, Suite):
 
     def test_l4_cost(self) -> None:
         structure, shape = self.structure(), Shape((_WINDOW, _GQA) * 50)
-        us = microseconds(lambda: structure.kv_groups(shape), repeats=5)
-        assert_cost(us, self.declared("cost_us", self.cost_us), "grouping 100 layers")
+        cost = microseconds(lambda: structure.kv_groups(shape), repeats=5)
+        assert_cost(cost, self.declared("cost_us", self.cost_us), "grouping 100 layers")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from core.interfaces import BuildContext, Linear, WeightQuantizer
-from core.testing.cost import assert_cost, assert_growth, microseconds
+from core.testing.cost import Cost, assert_cost, assert_growth, microseconds
 from core.testing.serving import SameOutput
 from core.testing.suite import Suite
 
@@ -201,11 +201,11 @@ class WeightQuantizerSuite(SameOutput, Suite):
     # --- level 4 ---------------------------------------------------------------------------------------------------
 
     def test_l4_cost_and_growth(self) -> None:
-        few, many = self._product_us(64), self._product_us(640)
+        few, many = self._product_cost(64), self._product_cost(640)
         assert_cost(few, self.declared("cost_us", self.cost_us), "a product of 256 x 256 with 64 rows")
         assert_growth(few, many, self.declared("growth", 1), "a product with 10 times the rows")
 
-    def _product_us(self, n: int) -> float:
+    def _product_cost(self, n: int) -> Cost:
         linear, x = self.linear([self.matrix(256, 256)]), self.inputs(n, 256)
         return microseconds(lambda: self.product(linear, x), repeats=5)
 

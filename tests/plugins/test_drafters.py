@@ -80,9 +80,9 @@ def test_a_step_does_not_cost_by_the_context():
         best = float("inf")
         for token in range(200):
             tokens.append(token)
-            start = time.perf_counter()
+            start = time.thread_time()
             part.propose([view(tokens)])
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     assert step_time(50_000) < 5 * step_time(500) + 5e-6

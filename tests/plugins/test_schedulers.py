@@ -464,9 +464,9 @@ def test_a_step_costs_nearly_nothing_a_waiting_request(name):
             scheduler.added(seq)
         queues, best = Queues(waiting, running), float("inf")
         for _ in range(20):
-            start = time.perf_counter()
+            start = time.thread_time()
             plan = scheduler.plan(queues, Budget(256, 16), Full())
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         assert len(plan.items) == 8
         return best
 

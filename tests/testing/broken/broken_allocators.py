@@ -86,7 +86,7 @@ class CountsReservedAsUsed(Right):
 class LooksAtEveryPagePair(Right):
     def allocate(self, n_tokens: int, *, upper_bound: int) -> list[int] | None:
         size = self.n_pages // 10
-        list(range(size * size // 40))
+        list(range(size * size // 4))
         return super().allocate(n_tokens, upper_bound=upper_bound)
 
 
