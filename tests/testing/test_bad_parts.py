@@ -9,6 +9,7 @@ from core.plugins.cli import main
 from core.plugins.doctor import examine
 from core.recipe import RecipeError, resolve
 from core.registry import PartError, Registry
+from core.testing import suite
 from tests.testing.distributions import installed
 
 CARD = """
@@ -38,11 +39,13 @@ def acme(tmp_path):
         context = installed(tmp_path, name, points or POINT, modules)
         context.__enter__()
         entered.append(context)
+        suite._registry.cache_clear()  # it may have looked at what is installed for an earlier test
         return Registry()
 
     yield enter
     for context in reversed(entered):
         context.__exit__(None, None, None)
+    suite._registry.cache_clear()
 
 
 def recipe_error(*words):
