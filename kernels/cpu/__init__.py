@@ -23,7 +23,6 @@ from kernels.cpu.linear import (
     pack_q8_0,
     quantize_int4,
     quantize_int8,
-    settle,
 )
 from kernels.cpu.rows import gate, rms_norm
 from kernels.cpu.step import Decoder, DecoderLayer
@@ -60,6 +59,5 @@ __all__ = [
     "rms_norm",
     "rope_write",
     "set_num_threads",
-    "settle",
     "supported_isas",
 ]

@@ -140,6 +140,7 @@ _SIGNATURES = {
         c_int,
     ],
     "pw_huge_pages": [c_void_p, ctypes.c_size_t],
+    "pw_pack": [c_void_p, c_int64, c_int64, c_int64, c_int64, c_int, c_void_p, c_int],
     "pw_step": [POINTER(Model), POINTER(Batch), c_int],
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.library import check, pointer
+from kernels.cpu.regions import room
 
 Kind = Literal["fp32", "int8", "q8_0", "q4_1", "q4_0"]
 BLOCK = 16
@@ -20,6 +21,8 @@ GROUP = 32
 """Inputs that share a scale in the q8_0, q4_1 and q4_0 kinds; inputs are padded to a multiple in all kinds."""
 
 _KINDS: tuple[Kind, ...] = ("fp32", "int8", "q8_0", "q4_1", "q4_0")
+_GGUF: dict[str, tuple[Kind, int]] = {"Q4_0": ("q4_0", 18), "Q4_1": ("q4_1", 20), "Q8_0": ("q8_0", 34)}
+"""The kind of each GGUF block, and its bytes."""
 
 
 @dataclass(eq=False)
@@ -82,8 +85,15 @@ def _nibbles(codes: Tensor) -> Tensor:
     return (low | (high << 4)).contiguous()
 
 
-def _bytes(x: Tensor, n_blocks: int, n_groups: int) -> Tensor:
-    return x.contiguous().view(torch.uint8).view(n_blocks, n_groups, -1)
+def _bytes(x: Tensor, *shape: int) -> Tensor:
+    return x.contiguous().view(torch.uint8).view(*shape, -1)
+
+
+def _stored(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Parts uint8 [blocks, ...] joined along a dimension, in memory for weights: [blocks, bytes of a block]."""
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return torch.cat(list(parts), dim, out=room(*shape)).view(shape[0], -1)
 
 
 def _factors(x: Tensor) -> Tensor:
@@ -96,8 +106,9 @@ def pack_fp32(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """Packs a floating [n, k] without loss."""
     n, k = weight.shape
     w = _pad(weight.float(), BLOCK, GROUP)
-    data = w.view(-1, BLOCK, w.shape[1]).transpose(1, 2).contiguous()
-    return PackedLinear("fp32", n, k, data.view(torch.uint8).view(len(data), -1), None, bias)
+    data = room(w.shape[0] // BLOCK, BLOCK * w.shape[1] * 4)
+    data.view(torch.float32).view(len(data), -1, BLOCK).copy_(w.view(len(data), BLOCK, -1).transpose(1, 2))
+    return PackedLinear("fp32", n, k, data, None, bias)
 
 
 def pack_int8(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -107,7 +118,7 @@ def pack_int8(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Packe
     check("scale", scale, (n,), torch.float32)
     data = _pairs(_pad(codes, BLOCK, GROUP))
     padded = torch.nn.functional.pad(scale, (0, -n % BLOCK))
-    return PackedLinear("int8", n, k, data.view(torch.uint8).view(len(data), -1), padded, bias)
+    return PackedLinear("int8", n, k, _stored([_bytes(data, len(data))], 0), padded, bias)
 
 
 def quantize_int8(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -124,7 +135,7 @@ def pack_q8_0(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Packe
     codes, scale = _pad(codes, BLOCK, 1), _pad(scale, BLOCK, 1)
     blocks, groups = codes.shape[0] // BLOCK, k // GROUP
     parts = [_bytes(_pairs(codes), blocks, groups), _bytes(_factors(scale), blocks, groups)]
-    return PackedLinear("q8_0", n, k, torch.cat(parts, -1).view(blocks, -1), None, bias)
+    return PackedLinear("q8_0", n, k, _stored(parts, 2), None, bias)
 
 
 def pack_q4_1(codes: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -134,7 +145,7 @@ def pack_q4_1(codes: Tensor, scale: Tensor, minimum: Tensor, bias: Tensor | None
     codes, scale, minimum = _pad(codes, BLOCK, 1), _pad(scale, BLOCK, 1), _pad(minimum, BLOCK, 1)
     blocks, groups = codes.shape[0] // BLOCK, k // GROUP
     parts = [_bytes(x, blocks, groups) for x in (_nibbles(codes), _factors(scale), _factors(minimum))]
-    return PackedLinear("q4_1", n, k, torch.cat(parts, -1).view(blocks, -1), None, bias)
+    return PackedLinear("q4_1", n, k, _stored(parts, 2), None, bias)
 
 
 def pack_q4_0(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -143,7 +154,7 @@ def pack_q4_0(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Packe
     codes, scale = _pad(codes, BLOCK, 1), _pad(scale, BLOCK, 1)
     blocks, groups = codes.shape[0] // BLOCK, k // GROUP
     parts = [_bytes(x, blocks, groups) for x in (_nibbles(codes), _factors(scale))]
-    return PackedLinear("q4_0", n, k, torch.cat(parts, -1).view(blocks, -1), None, bias)
+    return PackedLinear("q4_0", n, k, _stored(parts, 2), None, bias)
 
 
 def quantize_int4(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -166,50 +177,52 @@ def _check_groups(codes: Tensor, dtype: torch.dtype, factors: Tensor) -> tuple[i
     return n, k
 
 
-def blocks_from_gguf(raw: Tensor, name: Literal["Q4_0", "Q4_1", "Q8_0"], bias: Tensor | None = None) -> PackedLinear:
-    """Packs the rows of a GGUF tensor without changing a number.
+def blocks_from_gguf(
+    raw: Sequence[Tensor], name: Literal["Q4_0", "Q4_1", "Q8_0"], bias: Tensor | None = None, *, woven: bool = False
+) -> PackedLinear:
+    """Packs the rows of GGUF tensors, stacked, without changing a number.
 
     Args:
-        raw: uint8 [n, bytes of a row] as stored: blocks of 32 inputs, a half-precision scale (Q4_1: and a minimum),
-            then 16 bytes (input i low, input i + 16 high) or, for Q8_0, 32 codes.
+        raw: each uint8 [n_i, bytes of a row] as stored: blocks of 32 inputs, a half-precision scale (Q4_1: and a
+            minimum), then 16 bytes (input i low, input i + 16 high) or, for Q8_0, 32 codes.
+        bias: fp32 [sum of n_i], in the order of the stack.
+        woven: of two tensors with the same multiple of 16 rows, 16 rows of each in turn (as `interleave`).
+
+    Raises:
+        ValueError: rows of another length, or tensors that do not weave.
     """
-    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[name]
-    n = raw.shape[0]
-    check("raw", raw, (n, None), torch.uint8)
-    if raw.shape[1] % size:
-        raise ValueError(f"a {name} row is a multiple of {size} bytes, not {raw.shape[1]}")
-    blocks = raw.view(n, -1, size)
-    scale = blocks[..., :2].contiguous().view(torch.float16).view(n, -1)
-    if name == "Q8_0":
-        return pack_q8_0(blocks[..., 2:].reshape(n, -1).view(torch.int8), scale, bias)
-    body = blocks[..., size - 16 :]
-    codes = torch.cat([body & 15, body >> 4], -1).view(n, -1)
-    if name == "Q4_0":
-        return pack_q4_0(codes, scale, bias)
-    minimum = blocks[..., 2:4].contiguous().view(torch.float16).view(n, -1)
-    return pack_q4_1(codes, scale, minimum, bias)
+    kind, size = _GGUF[name]
+    heights, row_bytes = [part.shape[0] for part in raw], raw[0].shape[-1]
+    for part in raw:
+        check("raw", part, (None, row_bytes), torch.uint8)
+    if row_bytes % size:
+        raise ValueError(f"a {name} row is a multiple of {size} bytes, not {row_bytes}")
+    if woven and (len(heights) != 2 or heights[0] != heights[1] or heights[0] % BLOCK):
+        raise ValueError(f"only two matrices of one multiple of {BLOCK} rows are woven, not those of {heights} rows")
+    n, groups = sum(heights), row_bytes // size
+    data = room(-(-n // BLOCK), groups * size * BLOCK)
+    data[n // BLOCK :] = 0
+    first = 0
+    for part, height in zip(raw, heights, strict=True):
+        library.load().pw_pack(
+            pointer(part),
+            height,
+            groups,
+            first,
+            len(raw) if woven else 1,
+            _KINDS.index(kind),
+            pointer(data),
+            library.num_threads(),
+        )
+        first += BLOCK if woven else height
+    if woven and bias is not None:
+        bias = bias.view(2, -1, BLOCK).transpose(0, 1).reshape(-1)
+    return PackedLinear(kind, n, groups * GROUP, data, None, bias)
 
 
 def dequantize(weight: PackedLinear, *, isa: str | None = None) -> Tensor:
     """fp32 [n, k]: the numbers that the packed weight stands for."""
     return gather_rows(weight, torch.arange(weight.n), isa=isa)
-
-
-def settle(weights: Iterable[PackedLinear], *, isa: str | None = None) -> None:
-    """Moves packed weights, in the order given, into one region of large memory pages, in place.
-
-    A step that reads them in that order then comes close to the memory's speed. Meanwhile, both copies of them exist.
-    """
-    unique = list({id(w): w for w in weights}.values())
-    sizes = [-(-w.data.numel() // 64) * 64 for w in unique]
-    region = library.empty_huge((sum(sizes) + 64,), torch.uint8, isa)
-    at = -region.data_ptr() % 64
-    for weight, size in zip(unique, sizes, strict=True):
-        moved = region[at : at + weight.data.numel()].view(weight.data.shape)
-        moved.copy_(weight.data)
-        weight.data = moved
-        weight.struct.data = pointer(moved)
-        at += size
 
 
 def gather_rows(weight: PackedLinear, rows: Tensor, *, isa: str | None = None) -> Tensor:
@@ -244,7 +257,7 @@ def concatenate(weights: list[PackedLinear]) -> PackedLinear:
         first.kind,
         sum(w.n for w in weights),
         first.k,
-        torch.cat([w.data for w in weights]),
+        _stored([w.data for w in weights], 0),
         torch.cat(scales) if scales else None,
         bias,
     )
@@ -269,7 +282,7 @@ def interleave(gate: PackedLinear, up: PackedLinear) -> PackedLinear:
         b = torch.zeros(gate.n) if b is None else b
         return torch.stack([a.view(gate.n // BLOCK, -1), b.view(gate.n // BLOCK, -1)], 1).reshape(-1)
 
-    data = torch.stack([gate.data, up.data], 1).view(2 * len(gate.data), -1)
+    data = _stored([gate.data, up.data], 1).view(2 * len(gate.data), -1)
     return PackedLinear(gate.kind, 2 * gate.n, gate.k, data, weave(gate.scale, up.scale), weave(gate.bias, up.bias))
 
 

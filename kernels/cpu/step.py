@@ -14,7 +14,7 @@ from kernels.cpu import library
 from kernels.cpu.attention import Ragged
 from kernels.cpu.kv import KVCache
 from kernels.cpu.library import check, pointer
-from kernels.cpu.linear import PackedLinear, settle
+from kernels.cpu.linear import PackedLinear
 
 _MAX_PLANS = 16
 _GATES = {"silu": 2, "gelu": 3}
@@ -62,8 +62,6 @@ class DecoderLayer:
 class Decoder:
     """Layers with their caches, built once; `step` then runs them all in one call.
 
-    The packed weights are moved into memory of their own (`linear.settle`).
-
     Args:
         layers: in order; the weights may be of different kinds.
         caches: one for each layer, with values of their own.
@@ -98,8 +96,6 @@ class Decoder:
         self._has_embed = embed is not None
         self._library = library.load(isa)
         check("final_norm", final_norm, (self.hidden,), torch.float32)
-        linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        settle([*linears, head, *([] if embed is None else [embed])], isa=isa)
         plans: dict[tuple[int, ...], int] = {}
         structs = []
         for i, (layer, cache) in enumerate(zip(layers, caches, strict=True)):

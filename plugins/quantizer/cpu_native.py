@@ -38,6 +38,7 @@ class NativeWeights(WeightQuantizer):
 
     def linear(self, name: str, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> Linear:
         order = weave([weight.shape[0] for weight in weights])
+        bias = None if bias is None else bias.float()
         return Product(self._packed(weights, bias, order), woven=order is not None)
 
     def embedding(self, name: str, weight: StoredWeight, dtype: torch.dtype) -> Embedding:
@@ -51,11 +52,10 @@ class NativeWeights(WeightQuantizer):
     ) -> PackedLinear:
         storages = {weight.storage for weight in weights}
         block = KEPT.get(storages.pop()) if len(storages) == 1 else None
-        stacked = torch.cat([weight.raw() if block else weight.dense().float() for weight in weights])
-        bias = None if bias is None else bias.float()
-        if order is not None:
-            stacked, bias = stacked[order], None if bias is None else bias[order]
-        if block is None:
+        if block:
+            packed = blocks_from_gguf([weight.raw() for weight in weights], block, bias, woven=order is not None)
+            return replace(packed, planes=PLANES[block] if self.options.inputs == "exact" else 1)
+        stacked = torch.cat([weight.dense().float() for weight in weights])
+        if order is None:
             return pack_fp32(stacked, bias)
-        packed = blocks_from_gguf(stacked, block, bias)
-        return replace(packed, planes=PLANES[block] if self.options.inputs == "exact" else 1)
+        return pack_fp32(stacked[order], None if bias is None else bias[order])

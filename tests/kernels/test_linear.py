@@ -109,9 +109,61 @@ def test_gguf_blocks_are_kept_exactly(isa, name):
     kind = gguf.GGMLQuantizationType[name]
     raw = gguf.quants.quantize(torch.randn(37, 128).numpy(), kind)
     want = torch.from_numpy(gguf.quants.dequantize(raw, kind))
-    packed = cpu.blocks_from_gguf(torch.from_numpy(raw), name)
+    packed = cpu.blocks_from_gguf([torch.from_numpy(raw)], name)
     assert torch.equal(cpu.dequantize(packed, isa=isa), want)
     assert packed.nbytes == -(-37 // 16) * 16 * raw.shape[1]
+
+
+def by_codes(raw: torch.Tensor, name: str, bias: torch.Tensor) -> cpu.PackedLinear:
+    """A GGUF tensor [n, bytes of a row] packed by way of its codes and factors."""
+    n, size = raw.shape[0], {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[name]
+    blocks = raw.view(n, -1, size)
+    scale = blocks[..., :2].contiguous().view(torch.float16).view(n, -1)
+    if name == "Q8_0":
+        return cpu.pack_q8_0(blocks[..., 2:].contiguous().view(n, -1).view(torch.int8), scale, bias)
+    body = blocks[..., size - 16 :]
+    codes = torch.cat([body & 15, body >> 4], -1).view(n, -1)
+    if name == "Q4_0":
+        return cpu.pack_q4_0(codes, scale, bias)
+    return cpu.pack_q4_1(codes, scale, blocks[..., 2:4].contiguous().view(torch.float16).view(n, -1), bias)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    heights=st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    groups=st.integers(1, 5),
+    name=st.sampled_from(["Q4_0", "Q4_1", "Q8_0"]),
+    threads=st.integers(1, 3),
+)
+def test_gguf_blocks_are_stacked(heights, groups, name, threads):
+    cpu.set_num_threads(threads)
+    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[name]
+    raw = [torch.randint(0, 256, (n, groups * size), dtype=torch.uint8) for n in heights]
+    bias = torch.randn(sum(heights))
+    got, want = cpu.blocks_from_gguf(raw, name, bias), by_codes(torch.cat(raw), name, bias)
+    assert torch.equal(got.data, want.data) and torch.equal(got.bias, want.bias)
+    assert (got.kind, got.n, got.k, got.data.data_ptr() % 64) == (want.kind, want.n, want.k, 0)
+
+
+@pytest.mark.parametrize("name, size", [("Q4_0", 18), ("Q4_1", 20), ("Q8_0", 34)])
+@pytest.mark.parametrize("n", [16, 80])
+def test_gguf_blocks_are_woven(name, size, n):
+    gate_rows, up_rows = torch.randint(0, 256, (2, n, 3 * size), dtype=torch.uint8)
+    bias = torch.randn(2, n)
+    want = cpu.interleave(by_codes(gate_rows, name, bias[0]), by_codes(up_rows, name, bias[1]))
+    got = cpu.blocks_from_gguf([gate_rows, up_rows], name, bias.view(-1), woven=True)
+    assert torch.equal(got.data, want.data) and torch.equal(got.bias, want.bias)
+    with pytest.raises(ValueError, match="are woven"):
+        cpu.blocks_from_gguf([gate_rows, up_rows[1:]], name, woven=True)
+
+
+def test_weights_lie_behind_each_other():
+    """Whether packed under inference_mode or not."""
+    with torch.inference_mode():
+        first = make("q4_0", 160, 64)[0]
+    second = make("q4_0", 160, 64)[0]
+    between = second.data.data_ptr() - first.data.data_ptr()
+    assert between == first.nbytes or between < 0 or between >= 64 << 20
 
 
 @pytest.mark.parametrize("quantize, error", [(cpu.quantize_int8, 1 / 254), (cpu.quantize_int4, 1 / 14)])

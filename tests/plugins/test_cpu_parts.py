@@ -90,7 +90,7 @@ def test_rounded_inputs_are_near_and_not_exact():
 @pytest.mark.parametrize("storage, planes, bound", [("q4_1", 2, 1e-4), ("q4_1", 3, 1e-6), ("q8_0", 2, 1e-6)])
 def test_planes_add_up_to_the_inputs(storage, planes, bound):
     stored, x = Stored(torch.randn(50, 320), storage), torch.randn(13, 320)
-    packed = replace(cpu.blocks_from_gguf(stored.raw(), storage.upper()), planes=planes)
+    packed = replace(cpu.blocks_from_gguf([stored.raw()], storage.upper()), planes=planes)
     exact = x.double() @ stored.dense().double().T
     error = (cpu.linear(x, packed) - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()
     assert error <= bound
