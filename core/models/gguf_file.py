@@ -19,6 +19,7 @@ from core.types import PartwiseError
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+_SIZE = struct.Struct("<Q")
 _LONG = 1024
 
 
@@ -55,6 +56,11 @@ class GGUFFile:
         except (struct.error, UnicodeDecodeError, KeyError) as error:
             raise PartwiseError(f"{path} is not a whole GGUF file ({error}); fetch it again") from error
 
+    def let_go(self) -> None:
+        """Give the memory of all that was read back to the system; what is touched again is read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED)
+
     def _read_header(self) -> None:
         magic, version, n_tensors, n_fields = struct.unpack_from("<4sIQQ", self.data)
         if magic != b"GGUF" or version not in (2, 3):
@@ -77,7 +83,7 @@ class GGUFFile:
         self.tensors = {name: GGUFTensor(name, shape, kind, base + start) for name, shape, kind, start in infos}
 
     def _string(self, offset: int) -> tuple[str, int]:
-        (size,) = struct.unpack_from("<Q", self.data, offset)
+        (size,) = _SIZE.unpack_from(self.data, offset)
         end = offset + 8 + size
         return self.data[offset + 8 : end].decode(), end
 
@@ -96,8 +102,9 @@ class GGUFFile:
                 values.append(value)
             return values, offset
         if item == _STRING:
+            data, size_at = self.data, _SIZE.unpack_from
             for _ in range(length):
-                offset += 8 + struct.unpack_from("<Q", self.data, offset)[0]
+                offset += 8 + size_at(data, offset)[0]
         else:
             offset += length * struct.calcsize(_SCALARS[item])
         unread = _Unread(start, length)

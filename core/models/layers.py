@@ -24,12 +24,14 @@ Tables = tuple[Tensor, Tensor]
 
 @dataclass
 class Parts:
-    """Opens a model's weights. `nbytes` adds up what they hold in this process."""
+    """Opens a model's weights. `nbytes` adds up what they hold in this process; `let_go` is called when a weight has
+    been read, so that the file and what was made of it are not resident together."""
 
     weights: Weights
     quantizer: WeightQuantizer
     dtype: torch.dtype
     device: str
+    let_go: Callable[[], None]
     nbytes: int = field(default=0)
 
     def linear(self, *names: str, bias: bool = False) -> Linear:
@@ -38,6 +40,7 @@ class Parts:
         name = f"{names[0]}.weight"
         made = self.quantizer.linear(name, [self.weights[f"{n}.weight"] for n in names], stacked, self.dtype)
         self.nbytes += made.nbytes
+        self.let_go()
         return made
 
     def vector(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:

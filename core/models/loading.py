@@ -69,7 +69,7 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     assert source.gguf is not None
     file = GGUFFile(source.gguf)
     config = describe_gguf(file)
-    return _opened(source, config, lambda build: open_gguf(file, config, build.dtype, build.device))
+    return _opened(source, config, lambda build: open_gguf(file, config, build.dtype, build.device), file.let_go)
 
 
 def _open_folder(source: ModelSource) -> OpenedModel:
@@ -98,17 +98,24 @@ def _check_format(config: Any, source: ModelSource) -> None:
         )
 
 
-def _opened(source: ModelSource, config: ModelConfig, tensors: Callable[[Build], Weights]) -> OpenedModel:
+def _opened(
+    source: ModelSource,
+    config: ModelConfig,
+    tensors: Callable[[Build], Weights],
+    let_go: Callable[[], None] = lambda: None,
+) -> OpenedModel:
     needs = kernel_needs(config, softcap=config.attention_softcap is not None, sinks=config.sinks)
-    return OpenedModel(config, needs, GIVES, lambda build: _build(source, config, tensors(build), build))
+    return OpenedModel(config, needs, GIVES, lambda build: _build(source, config, tensors(build), build, let_go))
 
 
-def _build(source: ModelSource, config: ModelConfig, tensors: Weights, build: Build) -> LoadedModel:
+def _build(
+    source: ModelSource, config: ModelConfig, tensors: Weights, build: Build, let_go: Callable[[], None]
+) -> LoadedModel:
     converted, tensors = build.structure.convert(config, tensors)
     assert isinstance(converted, ModelConfig)
     groups = tuple(build.structure.kv_groups(converted))
     build.check(groups)
-    parts = Parts(tensors, build.weights, build.dtype, build.device)
+    parts = Parts(tensors, build.weights, build.dtype, build.device, let_go)
     scores = [_scores(parts, converted, number) for number in range(len(converted.layers))]
     specs = layer_specs(converted, groups, scores)
     decoder = Decoder(parts, converted, specs, build.served)

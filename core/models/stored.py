@@ -98,8 +98,10 @@ Weight = PlainWeight | BlockWeight | MXFP4Weight
 
 def rows(weight: Weight, index: slice | Tensor) -> Weight:
     """Some rows of a weight, or all of them in another order."""
-    n = len(range(*index.indices(weight.shape[0]))) if isinstance(index, slice) else index.numel()
-    return weight.pick(lambda tensor: tensor[index], (n, *weight.shape[1:]))
+    if isinstance(index, slice):
+        n = len(range(*index.indices(weight.shape[0])))
+        return weight.pick(lambda tensor: tensor[index], (n, *weight.shape[1:]))
+    return weight.pick(lambda tensor: tensor.index_select(0, index), (index.numel(), *weight.shape[1:]))
 
 
 def expert(weight: Weight, number: int) -> Weight:
