@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,7 +53,9 @@ class Registry:
     @cached_property
     def all(self) -> tuple[Found, ...]:
         """Every part found, also those that cannot be used."""
-        installed = [_found(point) for point in entry_points(group=ENTRY_POINT_GROUP)]
+        points = entry_points(group=ENTRY_POINT_GROUP)
+        owners = {dist: _owner(dist) for dist in {point.dist for point in points}}
+        installed = [_found(point, *owners[point.dist]) for point in points]
         return tuple(installed + (_found_in_file(Path(self.plugin_path)) if self.plugin_path else []))
 
     def names(self, seam: str) -> list[str]:
@@ -108,10 +110,12 @@ class Registry:
             raise PartError(f"{self.find(seam, name).label} cannot be built: {_told(error)}") from error
 
 
-def _found(point: EntryPoint) -> Found:
+def _owner(distribution: Distribution | None) -> tuple[str, str]:
+    return (distribution.name, distribution.version) if distribution else ("an unnamed distribution", "?")
+
+
+def _found(point: EntryPoint, distribution: str, version: str) -> Found:
     seam = next((s for s in sorted(SEAMS, key=len, reverse=True) if point.name.startswith(s + ".")), None)
-    distribution = point.dist.name if point.dist else "an unnamed distribution"
-    version = point.dist.version if point.dist else "?"
     if seam is None or not point.name[len(seam) + 1 :]:
         problem = f"entry point {point.name!r} must be named <seam>.<name>; the seams are {', '.join(SEAMS)}"
         return Found("", point.name, distribution, version, point, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from types import FrameType
@@ -36,6 +37,7 @@ def main(words: list[str]) -> int:
         return show([word for word in words if word != "--show"])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)  # until the server drains on them
+    gc.disable()  # until all is loaded: what imports make stays
     engine = launch()  # first, so that its imports run beside ours
     try:
         from core.serve.run import run

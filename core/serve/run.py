@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -72,6 +73,8 @@ def serve(recipe: Recipe, model: str, engine: EngineProcess, load_tokenizer: Cal
 
             def ready() -> None:
                 bar.stop()
+                gc.freeze()
+                gc.enable()
                 _announce(recipe, model, server.url, server.parts)
 
             return await server.run(ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -61,6 +62,7 @@ class Engine(Protocol):
 
 
 def main() -> None:
+    gc.disable()  # what imports and loading make stays
     descriptor, reference = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole group; the API process decides when we end
@@ -70,6 +72,8 @@ def main() -> None:
     threading.Thread(target=_listen, args=(sock, commands), daemon=True).start()
     metrics = EngineMetrics()
     engine = _build(reference, metrics, commands, sock)
+    gc.freeze()
+    gc.enable()
     if engine is not None:
         Loop(engine, metrics, commands, sock).run()
 
