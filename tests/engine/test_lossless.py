@@ -50,7 +50,7 @@ def all_pairs(axes: dict[str, list]) -> list[dict]:
             ({name: rng.choice(axes[name]) for name in names} for _ in range(60)),
             key=lambda row: sum(pair <= set(row.items()) for pair in pairs),
         )
-        seed = next(iter(sorted(pairs, key=repr)))
+        seed = next(iter(sorted(pairs, key=lambda pair: sorted(map(repr, pair)))))
         best |= dict(seed)
         pairs = {pair for pair in pairs if not pair <= set(best.items())}
         rows.append({**best, "eviction": next(EVICTIONS)})
