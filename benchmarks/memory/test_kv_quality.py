@@ -42,7 +42,6 @@ TEXT = "wikitext2_test.txt"
 WORDS = [
     "attention.kernel=sdpa",
     "quantizer.weights=native",
-    "kv_allocator=paged",
     "scheduler=continuous",
     f"scheduler.max_running={WINDOWS + FREE}",
     "scheduler.token_budget=256",
@@ -149,7 +148,9 @@ def model() -> Any:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arm", ARMS)
 def test_quality(benchmark, arm, windows, model, pytestconfig):
-    recipe = compose("baseline", [*WORDS, *ARMS[arm]])
+    own = ARMS[arm]
+    allocator = [] if "kv_allocator=paged_per_head" in own else ["kv_allocator=paged"]
+    recipe = compose("baseline", [*WORDS, *own, *allocator])
     registry = recipe.registry()
     engine = assemble(recipe, resolve_parts(recipe, registry), registry, model)
     found = benchmark.pedantic(judge, args=(engine, windows), rounds=1)
