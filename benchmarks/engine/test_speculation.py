@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from core import LLM
+from core.types import Event
 
 ROUNDS, TOKENS = 5, 128
 WORDS = ["prefix_cache=none", "engine.max_model_len=2048"]
@@ -56,6 +57,40 @@ def test_prompt_lookup_pays_where_text_repeats(recipe: str) -> None:
     Console().print(table)
     assert gains["code, edited"] > 1.2 and gains["summary that quotes"] > 1.2
     assert gains["fresh prose"] > 0.9
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("recipe", ["premium_chat", "cpu_fast"])
+def test_verifying_costs_little_more_than_a_token(recipe: str) -> None:
+    """A step that computes n tokens of one sequence, with logits for each, after about 256 others."""
+    table = Table("tokens", "ms a step", "against one", title=f"{recipe}, alone, time in the model")
+    medians: dict[int, float] = {}
+    for n in (1, 2, 3, 5, 9):
+        words = [*WORDS, "drafter=none", f"scheduler.token_budget={n}"]
+        with LLM(recipe=recipe, overrides=words) as llm:
+            prompt = llm.tokenizer.encode(CODE)[:320]
+            times = _step_times(llm, prompt, n)
+        medians[n] = statistics.median(times[len(times) // 2 :])
+        table.add_row(str(n), f"{medians[n]:.2f}", f"{medians[n] / medians[1]:.2f}")
+    Console().print(table)
+    assert medians[5] < 3 * medians[1]
+
+
+def _step_times(llm: LLM, prompt: list[int], n: int) -> list[float]:
+    """Milliseconds in the model of each step that computed n tokens."""
+    seconds, step, times = llm.engine.clock.seconds, llm.engine.step, []
+
+    def timed() -> list[Event]:
+        before = seconds["model"]
+        events = step()
+        if llm.engine.stats()["last_step"]["tokens"] == n:
+            times.append((seconds["model"] - before) * 1e3)
+        return events
+
+    llm.engine.step = timed  # type: ignore[method-assign]
+    llm.generate([prompt], temperature=0, max_tokens=1, prompt_logprobs=0)
+    return times
 
 
 def _rate(llm: LLM, text: str) -> tuple[float, list[int]]:

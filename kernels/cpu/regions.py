@@ -19,17 +19,19 @@ REGION_BYTES: Final = 64 << 20
 ALIGNMENT: Final = 64
 
 _lock = threading.Lock()
-_rest = torch.empty(0, dtype=torch.uint8)
+_region = torch.empty(0, dtype=torch.uint8).numpy()
+_used = 0
 
 
 def room(*shape: int) -> Tensor:
-    """uint8 of this shape, not filled, behind what was given out last."""
-    global _rest
+    """uint8 of this shape, not filled, behind what was given out last. Its storage is its own part of the region, and
+    keeps the region alive."""
+    global _region, _used
     size = math.prod(shape)
     with _lock, torch.inference_mode(False):  # a region serves those who load under inference_mode and those who do not
-        start = -_rest.data_ptr() % ALIGNMENT
-        if start + size > _rest.numel():
-            _rest = library.empty_huge((max(size, REGION_BYTES) + ALIGNMENT,), torch.uint8)
-            start = -_rest.data_ptr() % ALIGNMENT
-        given, _rest = _rest[start : start + size], _rest[start + size :]
+        if _used + size > len(_region):
+            _region = library.empty_huge((max(size, REGION_BYTES) + ALIGNMENT,), torch.uint8).numpy()
+            _used = -_region.ctypes.data % ALIGNMENT
+        given = torch.frombuffer(_region, dtype=torch.uint8, count=size, offset=_used)
+        _used += size + -size % ALIGNMENT
         return given.view(shape)

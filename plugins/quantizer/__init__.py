@@ -1,16 +1,6 @@
 """Cards of the quantizers: how weights and how cached keys and values are stored."""
 
-from typing import Literal
-
-from core.interfaces.plugin import Options, PluginInfo
-
-
-class NativeOptions(Options):
-    """`inputs` of a product over blocks: `exact` to fp32's precision, or `rounded` once (to 8 bits over 4-bit blocks,
-    14 over Q8_0), which is faster and no longer lossless."""
-
-    inputs: Literal["exact", "rounded"] = "exact"
-
+from core.interfaces.plugin import PluginInfo
 
 WEIGHTS_NONE = PluginInfo(
     name="none",
@@ -40,9 +30,16 @@ WEIGHTS_NATIVE = PluginInfo(
     name="native",
     seam="quantizer.weights",
     part="plugins.quantizer.cpu_native:NativeWeights",
-    options=NativeOptions,
     provides=frozenset({"lossless"}),
     summary="Weights in the blocks of their GGUF file (Q4_0, Q4_1, Q8_0), by compiled kernels for x86 CPUs",
+)
+
+WEIGHTS_NATIVE_ROUNDED = PluginInfo(
+    name="native_rounded",
+    seam="quantizer.weights",
+    part="plugins.quantizer.cpu_native:RoundedNativeWeights",
+    provides=frozenset({"lossy", "error:0.02"}),
+    summary="The same weights, with inputs rounded to 8 bits over 4-bit blocks and to 14 over Q8_0: faster",
 )
 
 KV_NONE = PluginInfo(

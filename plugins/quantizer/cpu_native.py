@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,12 +14,11 @@ from core.interfaces.plugin import BuildContext, Options
 from core.interfaces.quantizer import Embedding, Linear, WeightQuantizer
 from kernels.cpu.linear import PackedLinear, blocks_from_gguf, pack_fp32
 from kernels.cpu.modules import Product, Table, unavailable, weave
-from plugins.quantizer import NativeOptions
 
 Block = Literal["Q4_0", "Q4_1", "Q8_0"]
 KEPT: dict[str, Block] = {"q4_0": "Q4_0", "q4_1": "Q4_1", "q8_0": "Q8_0"}
 """Storages whose blocks the kernels multiply as they are, with the names that the kernels know them by."""
-PLANES: dict[Block, int] = {"Q4_0": 3, "Q4_1": 3, "Q8_0": 2}
+EXACT: dict[Block, int] = {"Q4_0": 3, "Q4_1": 3, "Q8_0": 2}
 """How often inputs are rounded, each time what the last rounding left, until nothing is left that fp32 could hold."""
 
 
@@ -29,7 +28,7 @@ class NativeWeights(WeightQuantizer):
     No weight changes. A tied head shares the token table.
     """
 
-    options: NativeOptions
+    planes: Mapping[Block, int] = EXACT
 
     @classmethod
     def unfit(cls, options: Options, context: BuildContext) -> Sequence[str]:
@@ -54,8 +53,14 @@ class NativeWeights(WeightQuantizer):
         block = KEPT.get(storages.pop()) if len(storages) == 1 else None
         if block:
             packed = blocks_from_gguf([weight.raw() for weight in weights], block, bias, woven=order is not None)
-            return replace(packed, planes=PLANES[block] if self.options.inputs == "exact" else 1)
+            return replace(packed, planes=self.planes[block])
         stacked = torch.cat([weight.dense().float() for weight in weights])
         if order is None:
             return pack_fp32(stacked, bias)
         return pack_fp32(stacked[order], None if bias is None else bias[order])
+
+
+class RoundedNativeWeights(NativeWeights):
+    """The same weights; inputs are rounded once, to 8 bits over 4-bit blocks and to 14 over Q8_0."""
+
+    planes: Mapping[Block, int] = dict.fromkeys(EXACT, 1)

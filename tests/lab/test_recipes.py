@@ -57,8 +57,6 @@ def test_words_of_a_switched_slot_go_with_its_part(design):
 
 def test_an_option_that_only_the_switched_part_has_is_left_out_without_it():
     switches = recipes.switches("cpu_fast", ["drafter.k=2"])
-    weights = next(s for s in switches if s.slot == "quantizer.weights")
-    assert "~quantizer.weights.inputs" in weights.off
     drafter = next(s for s in switches if s.slot == "drafter")
     assert drafter.on == ("drafter.k=2",)
     assert recipes.common(["drafter.k=2", "engine.threads=1"], switches) == ["engine.threads=1"]

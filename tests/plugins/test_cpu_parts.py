@@ -23,10 +23,9 @@ from core.types import KVGroup
 from kernels import cpu
 from kernels.cpu.modules import Product, Table, unavailable
 from plugins.attention.cpu_paged import PagedCPUKernel
-from plugins.quantizer import NativeOptions
 from plugins.quantizer.cpu_int4 import Int4Weights
 from plugins.quantizer.cpu_kv_int8 import PackedInt8KV
-from plugins.quantizer.cpu_native import NativeWeights
+from plugins.quantizer.cpu_native import NativeWeights, RoundedNativeWeights
 from plugins.quantizer.weights_int8 import Int8Weights, quantize
 from tests.models.tiny import make
 
@@ -51,9 +50,8 @@ class Stored:
         return torch.from_numpy(self.bytes)
 
 
-def native(*weights, bias=None, inputs="exact"):
-    part = NativeWeights(NativeOptions(inputs=inputs), CONTEXT)
-    return part.linear("w", weights, bias, torch.float32)
+def native(*weights, bias=None, part=NativeWeights):
+    return part(Options(), CONTEXT).linear("w", weights, bias, torch.float32)
 
 
 # --- weights -------------------------------------------------------------------------------------------------------
@@ -82,7 +80,7 @@ def test_native_keeps_the_bytes_of_the_file():
 
 def test_rounded_inputs_are_near_and_not_exact():
     stored, x = Stored(torch.randn(64, 256), "q4_1"), torch.randn(5, 256)
-    exact, rounded = native(stored)(x), native(stored, inputs="rounded")(x)
+    exact, rounded = native(stored)(x), native(stored, part=RoundedNativeWeights)(x)
     error = (exact - rounded).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()
     assert 1e-4 < error < 1e-2
 
@@ -99,8 +97,7 @@ def test_planes_add_up_to_the_inputs(storage, planes, bound):
 @pytest.mark.parametrize("part", [NativeWeights, Int8Weights, Int4Weights])
 def test_woven_matrices_come_out_in_order_and_are_held_once(part):
     gate, up, x = torch.randn(32, 64), torch.randn(32, 64), torch.randn(7, 64)
-    options = NativeOptions() if part is NativeWeights else Options()
-    quantizer = part(options, CONTEXT)
+    quantizer = part(Options(), CONTEXT)
     both = quantizer.linear("gate", [Stored(gate), Stored(up)], torch.arange(64.0), torch.float32)
     assert both.woven and both.out_features == 64
     for half, weight, bias in ((0, gate, torch.arange(32.0)), (1, up, torch.arange(32.0, 64.0))):
@@ -320,8 +317,8 @@ def alone(code: str, **environment: str) -> str:
 def test_without_a_compiler_parts_say_what_to_choose_instead(tmp_path):
     code = (
         "from core.compose import compose; from core.build import build_engine\n"
-        "try: build_engine(compose('cpu_fast', ['attention.kernel.otherwise=null', 'quantizer.weights.otherwise=null',\n"
-        f"    'model={tiny(tmp_path)}']))\n"
+        f"words = ['attention.kernel.otherwise=null', 'model={tiny(tmp_path)}']\n"
+        "try: build_engine(compose('cpu_fast', words))\n"
         "except Exception as error: print(error)\n"
     )
     said = alone(code, CC="nowhere", XDG_CACHE_HOME=str(tmp_path))
