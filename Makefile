@@ -1,7 +1,8 @@
 # make serve   install, fetch the default model, and serve it    (make serve ARGS="server.port=8001 scheduler=static")
-# make test    install, lint, type-check and run the tests       (make test ARGS="tests/engine -k preempt")
+# make test    install, lint, type-check and run the tests       (make test ARGS="tests/engine -k preempt" WORKERS=1)
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
@@ -14,7 +15,7 @@ serve: setup
 
 test: lint types
 	$(BIN)/python -m core.models smollm2_135m
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
