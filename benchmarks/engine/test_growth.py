@@ -19,6 +19,7 @@ from core.types import Event
 CONTEXT, STEPS, ROUNDS = 256, 24, 3
 RUNNING = (1, 2, 4, 8, 16, 32, 64)
 WORDS = ["drafter=none", "prefix_cache=none", "engine.max_model_len=512", "scheduler.max_running=64"]
+WORDS += ["scheduler.token_budget=256", "memory.kv_bytes=2GiB"]
 OWN = ("scheduler", "kv_allocator", "prefix_cache", "sampling", "drafter", "context_reduction")
 
 
@@ -44,7 +45,7 @@ class Steps:
     def measure(self, llm: LLM, n: int, seed: int) -> None:
         rng, self.wanted = random.Random(seed), n
         prompts = [[rng.randrange(10, 49_000) for _ in range(CONTEXT)] for _ in range(n)]
-        llm.generate(prompts, temperature=0, max_tokens=STEPS, ignore_eos=True)
+        llm.generate(prompts, temperature=0, max_tokens=STEPS + n, ignore_eos=True)  # the first waits for the last
 
 
 @pytest.mark.model
