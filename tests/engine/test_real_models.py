@@ -73,9 +73,9 @@ def test_all_alone_and_sixteen_at_once_and_past_a_window(model: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_recipe_gives_the_same_tokens() -> None:
+def test_lossless_recipes_give_the_same_tokens() -> None:
     found = []
-    for recipe in ("baseline", "premium_chat", "async_agents"):
+    for recipe in ("baseline", "premium_chat"):
         with LLM(recipe=recipe) as llm:
             found.append([r.token_ids for r in llm.generate(TEXTS[:4], temperature=0, max_tokens=16)])
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
