@@ -162,10 +162,7 @@ def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
     problems: list[str] = []
     for seam, choice in recipe.slots():
         try:
-            info = registry.info(seam, choice.name)
-            found = registry.find(seam, choice.name)
-            options = registry.options(seam, choice.name, choice.options)
-            chosen[seam] = Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
+            chosen[seam] = _chosen(registry, seam, choice)
             if choice.otherwise is not None:
                 registry.find(seam, choice.otherwise)
         except PartError as error:
@@ -177,6 +174,13 @@ def resolve(recipe: Recipe, registry: Registry) -> dict[str, Chosen]:
     return chosen
 
 
+def _chosen(registry: Registry, seam: str, choice: PartChoice) -> Chosen:
+    info = registry.info(seam, choice.name)
+    found = registry.find(seam, choice.name)
+    options = registry.options(seam, choice.name, choice.options)
+    return Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
+
+
 def settle(
     recipe: Recipe, chosen: Mapping[str, Chosen], registry: Registry, context: BuildContext
 ) -> tuple[dict[str, Chosen], list[str]]:
@@ -184,13 +188,11 @@ def settle(
     a sentence each."""
     settled, told = dict(chosen), []
     for seam, choice in recipe.slots():
-        if choice.otherwise in (None, choice.name):
+        if choice.otherwise is None or choice.otherwise == choice.name:
             continue
         reasons = _unfit(chosen[seam], registry, context)
         if reasons:
-            found = registry.find(seam, choice.otherwise)
-            info, options = registry.info(seam, choice.otherwise), registry.options(seam, choice.otherwise, {})
-            settled[seam] = Chosen(seam, info, options, found.distribution, found.version, choice.books_only)
+            settled[seam] = _chosen(registry, seam, PartChoice(name=choice.otherwise, books_only=choice.books_only))
             told.append(f"{seam}={choice.otherwise} in place of {choice.name}: {'; '.join(reasons)}")
     return settled, told
 
