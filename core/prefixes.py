@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from hashlib import sha256
 from typing import Literal
 
+from core.interfaces.page_chain import page_digest, salt_digest
 from core.sequence import Sequence
 
 Sharing = Literal["prefix", "whole", "never"]
@@ -14,9 +13,9 @@ Sharing = Literal["prefix", "whole", "never"]
 def page_digests(seq: Sequence, n_pages: int, page_size: int) -> list[bytes]:
     """For each of a sequence's first `n_pages` pages, the digest of its salt and all tokens up to the page's end."""
     known = seq.digests
-    digest = known[-1] if known else sha256(seq.request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+    digest = known[-1] if known else salt_digest(seq.request.cache_salt)
     for start in range(len(known) * page_size, n_pages * page_size, page_size):
-        digest = sha256(digest + array("q", seq.tokens[start : start + page_size]).tobytes()).digest()
+        digest = page_digest(digest, seq.tokens[start : start + page_size])
         known.append(digest)
     return known[:n_pages]
 

@@ -105,7 +105,17 @@ class PageChainCache(PageTreeCache[ChainedPage]):
                 return
 
     def _digests(self, tokens: Sequence[int], salt: str) -> Iterator[bytes]:
-        digest = sha256(salt.encode("utf-8", "surrogatepass")).digest()
+        digest = salt_digest(salt)
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
-            digest = sha256(digest + array("q", tokens[end - self.page_size : end]).tobytes()).digest()
+            digest = page_digest(digest, tokens[end - self.page_size : end])
             yield digest
+
+
+def salt_digest(salt: str) -> bytes:
+    """What a chain of digests begins with."""
+    return sha256(salt.encode("utf-8", "surrogatepass")).digest()
+
+
+def page_digest(before: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a page that holds `tokens` after the page, or the salt, whose digest is `before`."""
+    return sha256(before + array("q", tokens).tobytes()).digest()
