@@ -74,7 +74,7 @@ class Runner:
         page_size: int,
         n_groups: int,
         clock: Clock,
-        reduction: ContextReduction | None = None,
+        reduction: ContextReduction,
     ) -> None:
         self.model = model
         self.kernel = kernel
@@ -91,7 +91,7 @@ class Runner:
         return self._fused is not None
 
     def _fuse(self) -> FusedStep | None:
-        if self._reduction is not None and self._reduction.observes != "never":
+        if self._reduction.observes != "never":
             return None
         if not (isinstance(self.kernel, Fuser) and isinstance(self.model, Fusable)):
             return None
@@ -157,7 +157,7 @@ class Runner:
         return hidden, self.model.logits(hidden[batch.logit_rows])
 
     def _watched(self, rows: Sequence[Row]) -> list[tuple[int, Row]]:
-        observes = "never" if self._reduction is None else self._reduction.observes
+        observes = self._reduction.observes
         if observes == "never":
             return []
         return [(place, row) for place, row in enumerate(rows) if observes == "always" or row.ends_prompt]
@@ -165,7 +165,6 @@ class Runner:
     def _show(
         self, watched: list[tuple[int, Row]], batch: Batch, spec: LayerSpec, kv: LayerKV, q: Tensor
     ) -> None:
-        assert self._reduction is not None
         for place, row in watched:
             begin = batch.query_starts[place]
             keys, _ = kv.rows(batch, place)
