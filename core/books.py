@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from core.cached import CachedPages
@@ -14,18 +15,8 @@ def check_conservation(groups: list[Pages], cached: CachedPages, sequences: Iter
     """Every reference is a sequence's or the cache's, and the rest is free. PartFault."""
     sequences = list(sequences)
     for index, pages in enumerate(groups):
-        held = [0] * pages.n_pages
-        for page in (page for seq in sequences for page in seq.tables[index].pages):
-            held[page] += 1
-        for page in cached.in_group(index):
-            held[page] += 1
-        name, counted = pages.pool.group.name, pages.references
-        if held != counted:
-            wrong = next(page for page in range(pages.n_pages) if held[page] != counted[page])
-            raise PartFault(f"group {name}: page {wrong} has {counted[wrong]} references, but {held[wrong]} holders")
-        n_free = pages.allocator.n_free
-        if n_free + pages.n_held != pages.n_pages:
-            raise PartFault(f"group {name}: {n_free} free and {pages.n_held} held pages of {pages.n_pages}")
+        held = (page for seq in sequences for page in seq.tables[index].pages)
+        pages.check(itertools.chain(held, cached.in_group(index)), pages.pool.group.name)
     if cached.cache.n_pages != len(cached.pages):
         raise PartFault(f"{cached.label} says it keeps {cached.cache.n_pages} pages of {len(cached.pages)}")
 

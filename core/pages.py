@@ -53,6 +53,19 @@ class Pages:
             self.references[page] -= 1
             self.n_held -= not self.references[page]
 
+    def check(self, holders: Iterable[int], name: str) -> None:
+        """PartFault unless references are `holders`, a page for each, and what is not held is free."""
+        held = [0] * self.n_pages
+        for page in holders:
+            held[page] += 1
+        if held != self.references:
+            wrong = next(page for page in range(self.n_pages) if held[page] != self.references[page])
+            counted = self.references[wrong]
+            raise PartFault(f"group {name}: page {wrong} has {counted} references, but {held[wrong]} holders")
+        n_free = self.allocator.n_free
+        if n_free + self.n_held != self.n_pages:
+            raise PartFault(f"group {name}: {n_free} free and {self.n_held} held pages of {self.n_pages}")
+
     def _taken(self, pages: list[int] | None, n_tokens: int, had: int) -> list[int] | None:
         if pages is None:
             return None

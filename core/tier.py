@@ -6,12 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from core.copies import copies_of
 from core.pages import Pages
 from core.sequence import Sequence
-from core.types import PartFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +116,9 @@ class HostTier:
     def check(self) -> None:
         """Every page here is a preempted sequence's or an idle prefix's. PartFault."""
         for index, host in enumerate(self.host):
-            held = [0] * host.n_pages
-            for swapped in self.swapped.values():
-                for page in swapped.tables[index]:
-                    held[page] += 1
-            for pages in self.idle.values():
-                held[pages[index]] += 1
-            name = host.pool.group.name
-            if held != host.references:
-                raise PartFault(f"group {name}: references and holders of pages in the host tier differ")
-            if host.allocator.n_free + host.n_held != host.n_pages:
-                raise PartFault(f"group {name}: free and held pages of the host tier do not add up to {host.n_pages}")
+            swapped = (page for each in self.swapped.values() for page in each.tables[index])
+            idle = (pages[index] for pages in self.idle.values())
+            host.check(chain(swapped, idle), f"{host.pool.group.name} in the host tier")
 
     def stats(self, index: int) -> dict[str, int]:
         host = self.host[index]
